@@ -1,0 +1,539 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * larder.h - the public interface of larder, an embedded sample store for training deep networks.
+ *
+ * THE MODEL
+ *
+ *   A dataset is a directory of immutable shards, a key index and a manifest for each committed
+ *   generation. A sample is one training example: a dense ordinal (0..N-1), a unique key (1..1024
+ *   bytes) and the fields that the dataset's schema names. A reader pins the newest generation at
+ *   open and never sees a later one; within a lineage an ordinal never changes its meaning.
+ *
+ *   Writing:   larder_ingest_run() converts a folder or tar files, larder_writer_*() takes samples
+ *              from the caller. Nothing is visible before the commit, everything is after it.
+ *   Reading:   larder_dataset_read() and larder_dataset_lookup() for random access in batches,
+ *              larder_loader_*() for epochs in a known order, fetched ahead (HDMLP 3: the seed fixes
+ *              every future access, so nothing has to be predicted).
+ *   Keeping:   larder_verify_run(), larder_repair_run(), larder_gc_run(), larder_export_run().
+ *
+ * CAVEATS
+ *
+ *   Threads.  A struct larder_dataset may be used by any number of threads at once. A loader, a batch
+ *             and a writer belong to one thread at a time. Functions named *_run use threads of their
+ *             own and return when those have ended.
+ *   fork().   Handles hold threads and rings. In a forked child every call on an inherited handle
+ *             returns LARDER_EFORK, except the close and release calls, which free the child's memory
+ *             and leave the parent's work alone. Open again in the child.
+ *   Lifetime. Samples and batches borrow from their dataset or loader: release them before closing it.
+ *             larder_dataset_close() with samples outstanding is a caller's bug; it is tolerated by
+ *             keeping the memory until the last release.
+ *   Output.   The library never prints, logs, aborts or exits.
+ *   Paths.    A dataset is named by a path or file:///path.
+ *
+ * ERRORS
+ *
+ *   What can fail returns an enum larder_code (0 is success, negatives are errors) and takes a
+ *   struct larder_error pointer last, which may be NULL. On failure output handles are NULL and other
+ *   outputs are untouched, unless a function says otherwise.
+ */
+#ifndef LARDER_H
+#define LARDER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LARDER_VERSION_MAJOR 0
+#define LARDER_VERSION_MINOR 1
+#define LARDER_VERSION_PATCH 0
+#define LARDER_VERSION "0.1.0"
+
+#define LARDER_KEY_MAX 1024                 /* bytes in a key, at most */
+#define LARDER_NO_ORDINAL UINT64_MAX        /* larder_dataset_lookup: no such key */
+#define LARDER_SAMPLE_BYTES_MAX 0xfffffff0u /* all fields of a sample together */
+#define LARDER_FIELDS_MAX 4096              /* fields in a schema */
+
+/* A code exists only where a caller would act differently. */
+enum larder_code {
+    LARDER_END = 1,        /* no more batches: not an error */
+    LARDER_OK = 0,
+    LARDER_EINVAL = -1,    /* an argument, option or call out of order: the message names it */
+    LARDER_ENOMEM = -2,    /* memory, or a stated budget, is exhausted */
+    LARDER_EIO = -3,       /* local input or output failed; sys_errno is set */
+    LARDER_ENOTFOUND = -4, /* no such dataset, key, ordinal, field or generation */
+    LARDER_EEXIST = -5,    /* it is there already */
+    LARDER_ECORRUPT = -6,  /* stored bytes fail a check; the message names file, slot and offset */
+    LARDER_EVERSION = -7,  /* written by a newer larder, or a feature this build lacks */
+    LARDER_EBUSY = -8,     /* another writer is at work, or won */
+    LARDER_EREMOTE = -9,   /* a server refused; http_status is set */
+    LARDER_ETIMEOUT = -10, /* a deadline passed */
+    LARDER_ECANCELED = -11,/* a progress callback asked to stop */
+    LARDER_EFORK = -12     /* a handle of the parent used in a forked child */
+};
+
+/* What went wrong and where. Fixed size, owned by the caller, copied by value, nothing to free. */
+struct larder_error {
+    int code;          /* enum larder_code */
+    int sys_errno;     /* errno of the failing system call, or 0 */
+    int http_status;   /* status of the refused request, or 0 */
+    char message[244]; /* one line: what, where, what to do; NUL-terminated */
+};
+
+/* "not found" for LARDER_ENOTFOUND, and so on. Never NULL; static. */
+const char *larder_code_name(int code);
+
+/* "0.1.0". The version of the library that is linked; LARDER_VERSION is that of this header. */
+const char *larder_version(void);
+
+/* ------------------------------------------------------------------------------------- schema */
+
+/* The values are stored: they never change. */
+enum larder_type {
+    LARDER_BYTES = 1, /* anything */
+    LARDER_IMAGE = 2, /* an encoded image of any codec, sniffed from content, never recompressed */
+    LARDER_AUDIO = 3, /* an encoded audio file, never recompressed */
+    LARDER_UTF8 = 4,
+    LARDER_JSON = 5,
+    LARDER_I64 = 6, /* 8 bytes, little-endian */
+    LARDER_F64 = 7, /* 8 bytes, IEEE 754, little-endian */
+    LARDER_F32 = 8, /* 4 bytes */
+    LARDER_BOOL = 9, /* 1 byte, 0 or 1 */
+    LARDER_NDARRAY = 10 /* dtype and shape in struct larder_field; a list of scalars has shape {-1} */
+};
+
+/* "image" for LARDER_IMAGE. NULL for an unknown value. Static. */
+const char *larder_type_name(int type);
+
+/* One field of a schema, as given to a writer or reported by a dataset. Scalars (I64, F64, F32, BOOL)
+ * are kept in each record and again as columns, so that the labels of a whole dataset are read without
+ * touching a payload. */
+struct larder_field {
+    const char *name; /* 1..255 bytes of UTF-8 without control characters; unique. Borrowed. */
+    int type;         /* enum larder_type */
+    /* LARDER_NDARRAY only, else NULL, 0, NULL: */
+    const char *dtype;    /* numpy's name: "bool" "int8".."int64" "uint8".."uint64" "float16" "bfloat16" "float32"
+                           * "float64" */
+    uint32_t ndim;        /* 0..32 */
+    const int64_t *shape; /* [ndim]; -1: differs from sample to sample. The value is the array's bytes in C order,
+                           * little-endian; where more than one dimension is -1, all ndim sizes stand before them as
+                           * int64. */
+};
+
+/* A field's value. data == NULL: the sample has no such field. Borrowed. */
+struct larder_value {
+    const void *data;
+    size_t len; /* bytes */
+};
+
+/* ---------------------------------------------------------------------------------- dataset */
+
+struct larder_dataset;
+
+/* How reads of local files go past or through the page cache. */
+enum larder_direct {
+    LARDER_DIRECT_AUTO = 0, /* O_DIRECT when the dataset is larger than half of the memory available */
+    LARDER_DIRECT_ON = 1,   /* O_DIRECT where the file system has it */
+    LARDER_DIRECT_OFF = 2
+};
+
+struct larder_dataset_options {
+    size_t struct_size;      /* sizeof(struct larder_dataset_options) */
+    uint64_t generation;     /* pin this one; 0 (default): the newest */
+    size_t table_bytes;      /* budget for cached footer pages (record table, keys, columns); 0: 64 MiB.
+                              * 24 bytes a sample hold the whole record table. */
+    size_t index_bytes;      /* budget for the key index's block cache; 0: 64 MiB */
+    unsigned files_max;      /* shard files open at once; 0: 512, less where RLIMIT_NOFILE is low */
+    unsigned queue_depth;    /* reads in flight for larder_dataset_read(); 0: 64 */
+    int direct;              /* enum larder_direct; default AUTO */
+};
+#define LARDER_DATASET_OPTIONS_INIT {sizeof(struct larder_dataset_options), 0, 0, 0, 0, 0, 0}
+
+/* Opens the dataset at uri ("/path" or "file:///path") and pins one generation. opts may be NULL (all
+ * defaults). Reads the manifest only: time and memory grow with the number of shards, not of samples;
+ * the key index is opened by the first lookup.
+ * Errors: ENOTFOUND (no dataset there, or no such generation), ECORRUPT (the manifest is damaged:
+ * larder_repair_run() rebuilds it), EVERSION, EIO, ENOMEM, EINVAL. *ds is NULL then.
+ * Blocks for I/O. *ds is owned: larder_dataset_close(). */
+int larder_dataset_open(const char *uri, const struct larder_dataset_options *opts,
+                        struct larder_dataset **ds, struct larder_error *err);
+
+/* Closes; NULL is allowed. Loaders opened on ds are closed first, by the caller. */
+void larder_dataset_close(struct larder_dataset *ds);
+
+struct larder_dataset_info {
+    size_t struct_size;      /* set by the caller: sizeof(struct larder_dataset_info) */
+    uint8_t uuid[16];        /* of the dataset, for ever */
+    uint8_t lineage[16];     /* kept by append, new where ordinals change their meaning */
+    uint64_t generation;
+    uint64_t created_s;      /* seconds since 1970 at which the generation was committed */
+    uint64_t samples;
+    uint64_t shards;
+    uint64_t shard_bytes;    /* size of all shard files */
+    uint64_t stored_bytes;   /* of all records as stored */
+    uint64_t raw_bytes;      /* of all records before compression */
+    uint32_t fields;
+    uint32_t compression;    /* enum larder_compression the last writer used */
+};
+
+/* Fills *info (struct_size set by the caller). Never fails but on EINVAL, EFORK. Does not block. */
+int larder_dataset_info(const struct larder_dataset *ds, struct larder_dataset_info *info,
+                        struct larder_error *err);
+
+/* Field i of the schema (0 <= i < info.fields), borrowed until close. ENOTFOUND: i is out of range. */
+int larder_dataset_field(const struct larder_dataset *ds, uint32_t i, struct larder_field *field,
+                         struct larder_error *err);
+
+/* The name of class `label` of the dataset's class-per-folder labels; NULL when the dataset keeps no
+ * names or label is out of range. Borrowed until close. *count, if not NULL, gets how many there are. */
+const char *larder_dataset_class(const struct larder_dataset *ds, uint64_t label, uint64_t *count);
+
+/* One sample as read. Zero it before first use or pass it to larder_samples_release() between uses. */
+struct larder_sample {
+    uint64_t ordinal;
+    uint32_t n_fields;                 /* as many as were asked for; 0: empty */
+    const struct larder_value *fields; /* in the order asked for; borrowed until release */
+    void *owner;                       /* private */
+};
+
+struct larder_read_options {
+    size_t struct_size;
+    const uint32_t *fields; /* schema indices of the fields wanted, in this order; NULL: all, in schema order */
+    size_t n_fields;
+};
+#define LARDER_READ_OPTIONS_INIT {sizeof(struct larder_read_options), NULL, 0}
+
+/* Reads n samples by ordinal, in any order, repeats allowed, into samples[0..n). The primary read: many
+ * reads are in flight at once, neighbours travel together, every byte is checked by CRC32C before it is
+ * seen. A few fields of a large record are read without the rest of it.
+ * opts may be NULL (all fields).
+ * Errors: ENOTFOUND (an ordinal is beyond the pinned generation; names it), ECORRUPT (names shard, slot and
+ * offset), EIO, ENOMEM, EINVAL, EFORK. On error no sample is filled and there is nothing to release.
+ * Thread-safe; blocks for I/O. The samples are owned: larder_samples_release(). */
+int larder_dataset_read(struct larder_dataset *ds, const uint64_t *ordinals, size_t n,
+                        const struct larder_read_options *opts, struct larder_sample *samples,
+                        struct larder_error *err);
+
+/* Releases n samples; empty ones are skipped; they are empty afterwards. Any thread. */
+void larder_samples_release(struct larder_sample *samples, size_t n);
+
+/* Finds n keys: ordinals[i] is LARDER_NO_ORDINAL where the pinned generation has no keys[i].
+ * Errors: ECORRUPT (the index is damaged: larder_repair_run() rebuilds it), EIO, ENOMEM, EINVAL (a key is empty
+ * or too long), EFORK. Thread-safe; blocks for I/O. */
+int larder_dataset_lookup(struct larder_dataset *ds, const void *const *keys, const size_t *key_lens, size_t n,
+                          uint64_t *ordinals, struct larder_error *err);
+
+/* lookup + read of one key, all fields. ENOTFOUND names the key. */
+int larder_dataset_get(struct larder_dataset *ds, const void *key, size_t key_len,
+                       struct larder_sample *sample, struct larder_error *err);
+
+/* The key of a sample: copies at most cap bytes (LARDER_KEY_MAX holds any) into key, sets *len to the full
+ * length. Errors: ENOTFOUND, ECORRUPT, EIO, EFORK. Thread-safe; blocks for at most a few pages. */
+int larder_dataset_key(struct larder_dataset *ds, uint64_t ordinal, void *key, size_t cap, size_t *len,
+                       struct larder_error *err);
+
+/* Column of scalar field `field` for count samples from `first`: values gets count elements of the type's width
+ * (I64, F64: 8 bytes, F32: 4, BOOL: 1), in native byte order; a missing value reads as 0. Reads columns, no payload.
+ * Errors: ENOTFOUND (range, field), EINVAL (not a scalar), ECORRUPT, EIO, EFORK. Thread-safe; blocks. */
+int larder_dataset_column(struct larder_dataset *ds, uint32_t field, uint64_t first, uint64_t count,
+                          void *values, struct larder_error *err);
+
+/* Where a sample lies, for tools and messages. */
+struct larder_location {
+    const char *shard;   /* file name below shards/, borrowed until close */
+    uint64_t shard_no;   /* position of the shard in the manifest */
+    uint32_t slot;       /* record number in the shard */
+    uint64_t offset;     /* bytes from the start of the file */
+    uint32_t stored_len; /* bytes */
+    uint32_t raw_len;    /* bytes before compression */
+};
+int larder_dataset_locate(struct larder_dataset *ds, uint64_t ordinal, struct larder_location *loc,
+                          struct larder_error *err);
+
+/* ------------------------------------------------------------------------------------ loader */
+
+struct larder_loader;
+
+enum larder_shuffle {
+    LARDER_SHUFFLE_FULL = 0, /* a uniform permutation of everything, new each epoch */
+    LARDER_SHUFFLE_NONE = 1
+};
+
+struct larder_loader_options {
+    size_t struct_size;
+    uint32_t batch_size;      /* samples a batch; 0: 256. The last batch of an epoch is short. */
+    uint64_t seed;            /* the order depends on (seed, epoch, N) only */
+    uint64_t epoch;           /* the first epoch */
+    uint64_t epochs;          /* how many; 0: without end */
+    int shuffle;              /* enum larder_shuffle; default FULL */
+    uint32_t queue_depth;     /* reads in flight; 0: 64 */
+    size_t staging_bytes;     /* budget of the staging buffer, hard; 0: 256 MiB, at most a quarter of memory */
+};
+#define LARDER_LOADER_OPTIONS_INIT {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0}
+
+/* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
+ * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
+ * Owned: larder_loader_close(). */
+int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_options *opts,
+                       struct larder_loader **ld, struct larder_error *err);
+
+/* Stops what is in flight and frees; NULL is allowed. Batches still held become invalid. */
+void larder_loader_close(struct larder_loader *ld);
+
+/* A batch of samples in epoch order, all fields, borrowed until larder_batch_release(). */
+struct larder_batch {
+    uint64_t epoch;
+    uint64_t number;                     /* within the epoch, from 0 */
+    uint64_t position;                   /* of samples[0] in the epoch order */
+    uint32_t n;                          /* samples */
+    uint32_t n_fields;                   /* of each sample: the schema's */
+    const uint64_t *ordinals;            /* [n] */
+    const struct larder_value *values;   /* [n][n_fields], sample-major */
+    void *owner;                         /* private */
+};
+
+/* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).
+ * Returns LARDER_OK and sets *batch; LARDER_END after the last batch of each epoch (the call after that begins the
+ * next epoch; after the last epoch every call returns LARDER_END); or an error: ECORRUPT, EIO, ENOMEM (the batch does
+ * not fit the staging budget: says how much it needs), EINVAL (every staging slot is held by the caller: release a
+ * batch first), EFORK. After an error the loader is spent: every further call returns the same error. */
+int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err);
+
+/* Gives the batch's slot back to be filled; NULL is allowed. Does not block. */
+void larder_batch_release(const struct larder_batch *batch);
+
+/* What the tier nearest to a sample delivered. */
+struct larder_tier_stats {
+    uint64_t hits, misses; /* delivered samples */
+    uint64_t bytes;        /* fetched from it */
+    uint64_t requests;     /* reads submitted to it */
+};
+
+/* The numbers of one epoch, from the first larder_loader_next() of it to its LARDER_END. */
+struct larder_loader_stats {
+    size_t struct_size;
+    uint64_t epoch;
+    uint64_t samples, batches;
+    uint64_t bytes;        /* of the fields delivered */
+    uint64_t seconds_ns;   /* wall time */
+    uint64_t fetch_stall_ns; /* the consumer waited for bytes (CoorDL 3) */
+    uint64_t prep_stall_ns;  /* the consumer waited for decoding (CoorDL 3) */
+    struct larder_tier_stats origin;
+};
+
+/* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */
+int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_stats *stats,
+                        struct larder_error *err);
+
+/* ------------------------------------------------------------------------------------ writer */
+
+enum larder_compression {
+    LARDER_COMPRESS_NONE = 0,
+    LARDER_COMPRESS_ZSTD = 1,      /* each record on its own */
+    LARDER_COMPRESS_ZSTD_DICT = 2  /* with a dictionary trained on the first samples and stored in the dataset */
+};
+
+struct larder_writer;
+
+struct larder_writer_options {
+    size_t struct_size;
+    uint64_t shard_size;    /* bytes of records in a shard; 0: 64 MiB. A larger record gets its own shard. */
+    int compression;        /* enum larder_compression; media fields are never compressed again */
+    int level;              /* zstd level 1..19; 0: 3 */
+    int append;             /* 0: create a new dataset; 1: add to an existing one, same schema */
+    const char *const *classes; /* names of the labels, or NULL; on append: must extend the existing ones */
+    size_t n_classes;
+};
+#define LARDER_WRITER_OPTIONS_INIT {sizeof(struct larder_writer_options), 0, 0, 0, 0, NULL, 0}
+
+/* Begins a new generation of the dataset at uri. fields/n_fields give the schema; on append they may be NULL/0
+ * (take the dataset's) or must equal it. Nothing is visible to readers before larder_writer_commit().
+ * Errors: EEXIST (a dataset is there and append is 0, or the directory holds other things), ENOTFOUND (append, nothing
+ * there), EBUSY (another writer is at work), EINVAL (schema, options), EIO, ENOMEM. Owned: larder_writer_commit() or
+ * larder_writer_close(). */
+int larder_writer_open(const char *uri, const struct larder_field *fields, size_t n_fields,
+                       const struct larder_writer_options *opts, struct larder_writer **w,
+                       struct larder_error *err);
+
+/* Adds one sample; values has one entry a field, in schema order, data NULL where the sample lacks it. Everything is
+ * copied before return. Errors: EINVAL (key length, a scalar's width, sample too large: the writer stays usable), EIO,
+ * ENOMEM, EFORK (the writer is then spent; close it). Blocks when sealing falls behind. */
+int larder_writer_add(struct larder_writer *w, const void *key, size_t key_len,
+                      const struct larder_value *values, struct larder_error *err);
+
+/* Seals, indexes and commits all that was added as one generation, durably, then frees w, also on failure.
+ * *generation (may be NULL) gets its number. Errors: EEXIST (a key occurs twice, or is in the dataset already: names
+ * it), EBUSY (another writer committed first; nothing was committed), EINVAL (nothing was added), EIO, ENOMEM. */
+int larder_writer_commit(struct larder_writer *w, uint64_t *generation, struct larder_error *err);
+
+/* Abandons what was added and frees; NULL is allowed. */
+void larder_writer_close(struct larder_writer *w);
+
+/* ------------------------------------------------------------------------------- long-running work */
+
+/* Progress of a *_run function: called about ten times a second from the calling thread, and once at the end. */
+struct larder_progress {
+    const char *phase;   /* "list", "ingest", "index", "verify", ...: static */
+    uint64_t done, total;/* samples (units of work); total 0: not known */
+    uint64_t bytes;      /* handled so far */
+    uint64_t skipped;    /* left out because of errors */
+};
+
+/* Return nonzero to stop: the function undoes what is half done and returns LARDER_ECANCELED. */
+typedef int larder_progress_fn(void *user, const struct larder_progress *progress);
+
+/* A thing that was passed over or found damaged: what (a path, key or file, borrowed) and why. Called from one thread at
+ * a time, not always the caller's. */
+typedef void larder_notice_fn(void *user, const char *what, const char *why);
+
+enum larder_order { LARDER_ORDER_SHUFFLED = 0, LARDER_ORDER_SOURCE = 1 };
+enum larder_on_error { LARDER_ON_ERROR_FAIL = 0, LARDER_ON_ERROR_SKIP = 1 };
+
+struct larder_ingest_options {
+    size_t struct_size;
+    const char *format;     /* "dir", "tar" or NULL: by the look of the source */
+    uint64_t shard_size;    /* as in larder_writer_options */
+    int compression, level;
+    unsigned workers;       /* 0: one a CPU */
+    const char *fields;     /* dir: NAME[:TYPE] of the file's content; tar: NAME[:TYPE][=EXT[|EXT...]], comma-separated,
+                             * other files are left out; NULL: inferred from the source */
+    int order;              /* enum larder_order; dir only */
+    uint64_t seed;          /* of the shuffle */
+    int on_error;           /* enum larder_on_error */
+    int append;             /* add to an existing dataset */
+    int restart;            /* discard an unfinished ingest with other arguments */
+    larder_progress_fn *progress; /* may be NULL, as the two below */
+    larder_notice_fn *skipped;    /* a sample or file left out (on_error = SKIP) */
+    larder_notice_fn *ignored;    /* hidden and non-regular files, never ingested */
+    void *user;
+};
+#define LARDER_INGEST_OPTIONS_INIT                                                                    \
+    {sizeof(struct larder_ingest_options), NULL, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL}
+
+struct larder_ingest_report {
+    size_t struct_size;
+    uint64_t generation;
+    uint64_t samples;       /* in the dataset now */
+    uint64_t added;         /* by this generation, what an interrupted run had sealed included */
+    uint64_t resumed;       /* of these, taken over from an interrupted run */
+    uint64_t skipped, ignored;
+    uint64_t source_bytes;  /* read */
+    uint64_t stored_bytes;  /* written */
+    uint64_t shards;        /* added */
+};
+
+/* Converts sources into one new generation of the dataset at uri. dir: one folder, one sample a file, key = relative path
+ * without extension; if all files lie in folders, field `label` is the rank of the top folder's name. tar: WebDataset
+ * naming (key = path up to the first dot of the file name, field = the rest), .tar, .gz, .zst, .xz; braces
+ * x-{000..009}.tar expand. Run the same call again after a crash and it goes on where the shards sealed so far end.
+ * Errors: EEXIST (dataset there already; duplicate key), EBUSY, EINVAL (empty source, options; source changed since the
+ * interrupted run began), EIO (unreadable file), ECORRUPT (a damaged archive), ECANCELED, ENOMEM.
+ * report (struct_size set) may be NULL. */
+int larder_ingest_run(const char *const *sources, size_t n_sources, const char *uri,
+                      const struct larder_ingest_options *opts, struct larder_ingest_report *report,
+                      struct larder_error *err);
+
+/* One damaged place. Strings are borrowed during the call. */
+struct larder_damage {
+    const char *file;    /* relative to the dataset */
+    uint64_t shard_no;   /* position in the manifest; UINT64_MAX: not a shard */
+    uint64_t slot;       /* record number in the shard; UINT64_MAX: the file as a whole */
+    uint64_t ordinal;    /* LARDER_NO_ORDINAL: none */
+    const void *key;     /* NULL: unknown */
+    size_t key_len;
+    const char *why;
+};
+typedef void larder_damage_fn(void *user, const struct larder_damage *damage);
+
+struct larder_verify_options {
+    size_t struct_size;
+    uint64_t generation;   /* 0: the newest */
+    uint64_t subset_n, subset_t; /* check part n of t (1 <= n <= t) of the shards and index files; 0, 0: all */
+    unsigned workers;      /* 0: one a CPU */
+    larder_progress_fn *progress;
+    larder_damage_fn *damage; /* called from one thread at a time */
+    void *user;
+};
+#define LARDER_VERIFY_OPTIONS_INIT {sizeof(struct larder_verify_options), 0, 0, 0, 0, NULL, NULL, NULL}
+
+struct larder_verify_report {
+    size_t struct_size;
+    uint64_t generation, shards, samples, bytes; /* checked */
+    uint64_t damaged;                            /* places */
+};
+
+/* Checks the whole chain manifest -> index -> footers -> records, and that every key is found where its record lies.
+ * LARDER_OK: all is well; LARDER_ECORRUPT: report->damaged places were found and told to opts->damage; others as usual. */
+int larder_verify_run(const char *uri, const struct larder_verify_options *opts,
+                      struct larder_verify_report *report, struct larder_error *err);
+
+struct larder_repair_options {
+    size_t struct_size;
+    int dry_run;              /* report only */
+    larder_progress_fn *progress;
+    larder_damage_fn *damage; /* what is dropped */
+    void *user;
+};
+#define LARDER_REPAIR_OPTIONS_INIT {sizeof(struct larder_repair_options), 0, NULL, NULL, NULL}
+
+struct larder_repair_report {
+    size_t struct_size;
+    uint64_t generation;      /* committed by the repair; 0: nothing needed mending */
+    uint64_t samples, dropped;
+    uint64_t shards, shards_rewritten, shards_dropped;
+    int lineage_changed;      /* samples were dropped, so ordinals moved */
+};
+
+/* Rebuilds index and manifest from the shards; drops what fails its checks; never touches a good file: damaged shards
+ * stay on disk until larder_gc_run(). Writes nothing when nothing is wrong. */
+int larder_repair_run(const char *uri, const struct larder_repair_options *opts,
+                      struct larder_repair_report *report, struct larder_error *err);
+
+struct larder_gc_options {
+    size_t struct_size;
+    uint64_t keep;            /* newest generations to keep; 0: 1 */
+    uint64_t min_age_s;       /* a generation superseded, or a stray file written, later than this many seconds ago stays:
+                               * a live reader may have it pinned. UINT64_MAX: 24 h */
+    int dry_run;
+    larder_notice_fn *removed;
+    void *user;
+};
+#define LARDER_GC_OPTIONS_INIT {sizeof(struct larder_gc_options), 0, UINT64_MAX, 0, NULL, NULL}
+
+struct larder_gc_report {
+    size_t struct_size;
+    uint64_t generations, files, bytes; /* removed */
+    uint64_t young;                     /* generations kept because they are young */
+};
+
+/* Removes generations beyond the newest `keep` and files that no generation names. */
+int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct larder_gc_report *report,
+                  struct larder_error *err);
+
+struct larder_export_options {
+    size_t struct_size;
+    const char *format;       /* "dir", "tar" or NULL: by the look of the destination */
+    uint64_t first, count;    /* ordinals; count 0: to the end */
+    larder_progress_fn *progress;
+    void *user;
+};
+#define LARDER_EXPORT_OPTIONS_INIT {sizeof(struct larder_export_options), NULL, 0, 0, NULL, NULL}
+
+struct larder_export_report {
+    size_t struct_size;
+    uint64_t samples, files, bytes;
+    uint64_t renamed; /* keys that are not safe as paths ("../x", "/x", bytes that are no file name), percent-encoded */
+};
+
+/* Writes samples as files: dir: KEY.EXT below a new or empty folder; tar: the same names as members of one tar
+ * (.tar, .tar.gz, .tar.zst, .tar.xz), which ingest reads back. EXT is the field's name (media of a lone image or audio field:
+ * the codec's usual extension). Never writes outside the destination, whatever the keys. */
+int larder_export_run(struct larder_dataset *ds, const char *dest, const struct larder_export_options *opts,
+                      struct larder_export_report *report, struct larder_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

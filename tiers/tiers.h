@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tiers.h - the door of tiers/: where the bytes of records come from.
+ *
+ * A fetch is one batched read of many ordinals. Planning it locates the records and joins neighbours into segments; starting it
+ * puts the segments on a queue; it completes once, when every record's bytes lie in memory. A queue belongs to one thread and
+ * keeps `depth` reads in flight over all fetches started on it. Today the stack is the origin alone; DRAM and NVMe come in front
+ * of it behind the same calls.
+ */
+#ifndef LARDER_TIERS_H
+#define LARDER_TIERS_H
+
+#include "store/store.h"
+
+struct tiers;
+struct tiers_options {
+    unsigned queue_depth; /* reads in flight a queue; 0: 64 */
+    unsigned files_max;   /* shard files open at once, over all queues; 0: 512, less where RLIMIT_NOFILE is low */
+    int direct;           /* enum larder_direct */
+};
+/* s is borrowed and must outlive the stack; its io has a local root. */
+int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **t, struct larder_error *err);
+void tiers_close(struct tiers *t);
+bool tiers_direct(const struct tiers *t);        /* what AUTO came to */
+const char *tiers_engine(const struct tiers *t); /* "io_uring" or "pread" */
+
+struct tiers_stats { uint64_t requests, bytes; }; /* reads submitted, bytes fetched: padding of O_DIRECT included */
+
+/* A queue: one thread at a time. */
+struct tiers_queue;
+int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **q, struct larder_error *err); /* depth 0: the stack's */
+void tiers_queue_close(struct tiers_queue *q); /* waits for reads in flight, so that their memory may be freed */
+struct tiers_stats tiers_queue_stats(const struct tiers_queue *q);
+/* Memory that reads will land in, registered with the ring where the kernel lets us: a hint. At most once a queue. */
+void tiers_queue_register(struct tiers_queue *q, void *memory, size_t len);
+
+/* One batched read; reusable: its arrays grow to the largest batch and stay. */
+struct tiers_fetch;
+int tiers_fetch_new(struct tiers *t, struct tiers_fetch **f, struct larder_error *err);
+void tiers_fetch_free(struct tiers_fetch *f); /* not while started */
+/* Locates n ordinals and plans the segments. *bytes gets the memory that tiers_fetch_start needs. */
+int tiers_fetch_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t *bytes, struct larder_error *err);
+/* The same, for byte ranges inside records (single fields): range i of record ordinals[i]. */
+int tiers_fetch_plan_ranges(struct tiers_fetch *f, const struct extent *extents, const struct field_range *ranges, size_t n,
+                            size_t *bytes, struct larder_error *err);
+/* Starts it on q. memory: 4096-aligned, the planned bytes, untouched until completion. tag comes back with the completion. */
+int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory, void *tag, struct larder_error *err);
+/* A completed fetch: LARDER_OK with *f and *tag; LARDER_END: nothing is in flight, or wait is false and none is done. A failed
+ * read is LARDER_EIO or LARDER_ECORRUPT (file ends early) with *f and *tag set: that fetch is over, others go on. Wait blocks. */
+int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err);
+/* After completion: record i of the plan's n, where it is and what it is. */
+const struct extent *tiers_fetch_extent(const struct tiers_fetch *f, size_t i);
+const void *tiers_fetch_record(const struct tiers_fetch *f, size_t i);
+
+/* Blocking convenience over a queue of the stack's own pool: thread-safe. Plans, then asks alloc(user, bytes) for memory, reads. */
+int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err); /* f planned */
+
+#endif
