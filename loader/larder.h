@@ -88,6 +88,10 @@ const char *larder_code_name(int code);
 /* "0.1.0". The version of the library that is linked; LARDER_VERSION is that of this header. */
 const char *larder_version(void);
 
+/* XXH3, 64 bits, of len bytes at data. Not a cryptographic hash; stable for ever, so that it may be stored and compared
+ * between machines. For order and data digests of what a loader delivered. */
+uint64_t larder_hash64(uint64_t seed, const void *data, size_t len);
+
 /* ------------------------------------------------------------------------------------- schema */
 
 /* The values are stored: they never change. */
