@@ -26,7 +26,7 @@ const char *tiers_engine(const struct tiers *t); /* "io_uring" or "pread" */
 
 struct tiers_stats { uint64_t requests, bytes; }; /* reads submitted, bytes fetched: padding of O_DIRECT included */
 
-/* A queue: one thread at a time. */
+/* A queue: of the thread that opened it, alone. */
 struct tiers_queue;
 int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **q, struct larder_error *err); /* depth 0: the stack's */
 void tiers_queue_close(struct tiers_queue *q); /* waits for reads in flight, so that their memory may be freed */
@@ -48,9 +48,11 @@ int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory
 /* A completed fetch: LARDER_OK with *f and *tag; LARDER_END: nothing is in flight, or wait is false and none is done. A failed
  * read is LARDER_EIO or LARDER_ECORRUPT (file ends early) with *f and *tag set: that fetch is over, others go on. Wait blocks. */
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err);
-/* After completion: record i of the plan's n, where it is and what it is. */
+/* Record i of the plan's n: what it is (after planning) and where it is (after completion). */
 const struct extent *tiers_fetch_extent(const struct tiers_fetch *f, size_t i);
 const void *tiers_fetch_record(const struct tiers_fetch *f, size_t i);
+/* The reads and bytes (padding included) of the plan, so that they can be counted where the batch is delivered. */
+struct tiers_stats tiers_fetch_stats(const struct tiers_fetch *f);
 
 /* Blocking convenience over a queue of the stack's own pool: thread-safe. Plans, then asks alloc(user, bytes) for memory, reads. */
 int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err); /* f planned */
