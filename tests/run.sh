@@ -20,6 +20,11 @@ one() {
     case $prog in
     *.py) set -- "${PYTHON:-/usr/bin/python3}" "$prog" ;;
     *.sh) set -- bash "$prog" ;;
+    */fuzz_*) # libFuzzer: new inputs to the build folder, beginning from the committed corpus
+        mkdir -p "$BUILD/corpus/$id" "tests/fuzz/corpus/${id#fuzz_}"
+        set -- "$prog" -max_total_time="$FUZZ_SECONDS" -timeout=25 -rss_limit_mb=4096 -verbosity=0 -print_final_stats=1 \
+            -artifact_prefix="$BUILD/$id-" "$BUILD/corpus/$id" "tests/fuzz/corpus/${id#fuzz_}"
+        ;;
     esac
     TEST_COUNTS=$log.counts timeout -k 10 "$limit" "$@" >"$log.out" 2>&1 </dev/null
     rc=$?
