@@ -113,10 +113,11 @@ lib: $(LIB) $(if $(LIB_SRCS),$(SO))
 ## tools: the larder program
 tools: $(if $(TOOL_SRCS),$(BUILD)/larder)
 
+$(BUILD)/tests/examples/%.o: EXTRA := -Iloader # as a user writes it: <larder.h>
 $(BUILD)/%.o: %.c $(FLAGS)
 	@mkdir -p $(@D)
 	$(if $(V),,@echo "  CC $<")
-	$(Q)$(CC) $(ALL_CFLAGS) -MMD -MP -c -o $@ $<
+	$(Q)$(CC) $(ALL_CFLAGS) $(EXTRA) -MMD -MP -c -o $@ $<
 
 # The list of objects is a prerequisite as text, so that a removed source leaves the archive.
 $(LIB): $(LIB_OBJS) $(BUILD)/lib.list
