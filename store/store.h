@@ -108,7 +108,7 @@ int shard_writer_add(struct shard_writer *w, const void *key, size_t key_len, co
 struct record_ref { const void *stored; uint32_t stored_len, raw_len, crc; uint8_t codec; };
 int shard_writer_add_stored(struct shard_writer *w, const void *key, size_t key_len, const struct record_ref *r,
                             struct larder_error *err);
-uint64_t shard_writer_bytes(const struct shard_writer *w); /* of records so far */
+uint64_t shard_writer_bytes(const struct shard_writer *w); /* of records and their share of the footer so far */
 uint32_t shard_writer_samples(const struct shard_writer *w);
 /* Footer, fsync, visible under its name; *ref (owned by the caller) describes it. Frees w also on failure. May be called
  * from another thread than the adds. */

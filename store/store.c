@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store.c - a dataset opened for reading: ordinals to extents, extents to fields, keys to ordinals.
+ *
+ * Opening reads the manifest and nothing else: O(shards). An ordinal finds its shard by binary search over the shards' bases and
+ * its extent in the record table, whose pages come through the page cache; the pages that a batch misses are read together.
+ * Everything is const after open but the page cache (its own locks), the index (opened once, under the lock) and the list of
+ * dictionaries (append-only, read without the lock). Entered by any thread.
+ */
+#include "store/store_int.h"
+
+#define TABLE_BYTES_DEFAULT (64 * MIB)
+#define INDEX_BYTES_DEFAULT (64 * MIB)
+#define LOCATE_BATCH 256u /* pages missing at once */
+#define DICT_MAX (16 * MIB)
+
+int store_open(struct store_io *io, const struct store_options *o, struct store **out, struct larder_error *err)
+{
+    *out = NULL;
+    uint64_t generation = o->generation;
+    int rc = generation ? LARDER_OK : generation_newest(io, &generation, err);
+    if (rc)
+        return rc;
+    struct store *s = calloc(1, sizeof(*s));
+    if (!s)
+        return err_nomem(err, sizeof(*s), "a dataset");
+    pthread_mutex_init(&s->lock, NULL);
+    s->io = io;
+    s->index_bytes = o->index_bytes ? o->index_bytes : INDEX_BYTES_DEFAULT;
+    rc = generation_load(io, generation, &s->m, err);
+    if (!rc)
+        rc = pages_new(o->table_bytes ? o->table_bytes : TABLE_BYTES_DEFAULT, &s->pages, err);
+    if (rc) {
+        store_close(s);
+        return rc;
+    }
+    *out = s;
+    return LARDER_OK;
+}
+
+void store_close(struct store *s)
+{
+    if (!s)
+        return;
+    index_close(atomic_load(&s->index));
+    for (struct dict_node *d = atomic_load(&s->dicts), *next; d; d = next) {
+        next = d->next;
+        zdict_free(d->dict);
+        free(d);
+    }
+    pages_free(s->pages);
+    manifest_release(&s->m);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+const struct manifest *store_manifest(const struct store *s) { return &s->m; }
+struct store_io *store_io_of(const struct store *s) { return s->io; }
+
+/* ---- ordinals to extents ---- */
+
+/* The shard that holds an ordinal below m.samples. */
+static uint32_t shard_of(const struct manifest *m, uint64_t ordinal)
+{
+    size_t lo = 0, n = m->n_shards;
+    while (n > 1) {
+        size_t half = n / 2;
+        lo += m->shards[lo + half].base <= ordinal ? half : 0;
+        n -= half;
+    }
+    return (uint32_t)lo;
+}
+
+struct place { uint32_t shard, slot, page; size_t at; };
+
+static struct place place_of(const struct manifest *m, uint64_t ordinal)
+{
+    uint32_t shard = shard_of(m, ordinal), slot = (uint32_t)(ordinal - m->shards[shard].base);
+    return (struct place){shard, slot, slot / STORE_ENTRIES_A_PAGE, PAGE_HEAD + slot % STORE_ENTRIES_A_PAGE * STORE_ENTRY};
+}
+
+static int extent_from(const struct store *s, const struct place *p, const uint8_t *entry, struct extent *e, struct larder_error *err)
+{
+    const struct shard_ref *r = &s->m.shards[p->shard];
+    if (entry_decode(entry, r->footer_off, e))
+        return err_set(err, LARDER_ECORRUPT, "shards/%s: record table entry of slot %u points outside the records", r->name, p->slot);
+    e->shard = p->shard;
+    e->slot = p->slot;
+    return LARDER_OK;
+}
+
+struct missing { struct place place; size_t i; };
+
+static int by_page(const void *a, const void *b)
+{
+    const struct place *x = &((const struct missing *)a)->place, *y = &((const struct missing *)b)->place;
+    if (x->shard != y->shard)
+        return x->shard < y->shard ? -1 : 1;
+    return x->page < y->page ? -1 : x->page > y->page;
+}
+
+/* Reads the pages of n missing entries (sorted by page) in one batch and finishes their extents. */
+static int fetch_entries(struct store *s, const struct missing *miss, size_t n, struct extent *out, struct larder_error *err)
+{
+    AUTO_FREE struct store_range *ranges = calloc(n, sizeof(*ranges));
+    AUTO_FREE uint8_t *data = malloc(n * STORE_PAGE);
+    AUTO_FREE char *paths = malloc(n * 320);
+    if (!ranges || !data || !paths)
+        return err_nomem(err, n * STORE_PAGE, "record table pages");
+    size_t pages = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (i && by_page(&miss[i - 1], &miss[i]) == 0)
+            continue;
+        const struct shard_ref *r = &s->m.shards[miss[i].place.shard];
+        shard_path(r->name, paths + pages * 320);
+        ranges[pages] = (struct store_range){paths + pages * 320, r->footer_off + (uint64_t)miss[i].place.page * STORE_PAGE,
+                                             data + pages * STORE_PAGE, STORE_PAGE};
+        pages++;
+    }
+    int rc = s->io->ops->read_ranges(s->io, ranges, pages, err);
+    for (size_t i = 0, at = 0; !rc && i < n; i++) {
+        const struct place *p = &miss[i].place;
+        bool first = i == 0 || by_page(&miss[i - 1], &miss[i]) != 0;
+        at += first && i;
+        const uint8_t *page = data + at * STORE_PAGE;
+        if (first && (rc = page_check(page, s->m.shards[p->shard].tag, p->page, ranges[at].name, err)))
+            return rc;
+        if (first)
+            pages_put(s->pages, p->shard, p->page, page);
+        rc = extent_from(s, p, page + p->at, &out[miss[i].i], err);
+    }
+    return rc;
+}
+
+int store_locate(struct store *s, const uint64_t *ordinals, size_t n, struct extent *out, struct larder_error *err)
+{
+    uint8_t entry[STORE_ENTRY];
+    struct missing miss[LOCATE_BATCH];
+    size_t n_miss = 0;
+    for (size_t i = 0; i < n; i++) {
+        if (ordinals[i] >= s->m.samples)
+            return err_set(err, LARDER_ENOTFOUND, "no sample %llu: generation %llu has %llu", (unsigned long long)ordinals[i],
+                           (unsigned long long)s->m.generation, (unsigned long long)s->m.samples);
+        struct place p = place_of(&s->m, ordinals[i]);
+        int rc = LARDER_OK;
+        if (pages_get(s->pages, p.shard, p.page, p.at, entry, STORE_ENTRY))
+            rc = extent_from(s, &p, entry, &out[i], err);
+        else
+            miss[n_miss++] = (struct missing){p, i};
+        if (!rc && (n_miss == LOCATE_BATCH || (i + 1 == n && n_miss))) {
+            qsort(miss, n_miss, sizeof(*miss), by_page);
+            rc = fetch_entries(s, miss, n_miss, out, err);
+            n_miss = 0;
+        }
+        if (rc)
+            return rc;
+    }
+    return LARDER_OK;
+}
+
+/* ---- extents to fields ---- */
+
+struct decoder { struct zdecomp *z; };
+
+int decoder_new(struct decoder **out, struct larder_error *err)
+{
+    *out = NULL;
+    struct decoder *d = calloc(1, sizeof(*d));
+    int rc = d ? zdecomp_new(&d->z, err) : err_nomem(err, sizeof(*d), "a decoder");
+    if (rc) {
+        free(d);
+        return rc;
+    }
+    *out = d;
+    return LARDER_OK;
+}
+
+void decoder_free(struct decoder *d)
+{
+    if (!d)
+        return;
+    zdecomp_free(d->z);
+    free(d);
+}
+
+static struct zdict *dict_find(const struct dict_node *d, uint64_t id)
+{
+    for (; d; d = d->next)
+        if (d->id == id)
+            return d->dict;
+    return NULL;
+}
+
+static int dict_load(struct store *s, uint32_t shard, struct zdict **dict, struct larder_error *err)
+{
+    const struct shard_ref *r = &s->m.shards[shard];
+    AUTO_BUF struct buf bytes = BUF_INIT;
+    struct footer f = {s->io, r->name, r, s->pages, shard};
+    int rc = footer_section(&f, SECTION_DICT, &bytes, err);
+    if (rc)
+        return rc;
+    if (bytes.len > DICT_MAX)
+        return err_set(err, LARDER_ECORRUPT, "shards/%s: dictionary of %zu bytes", r->name, bytes.len);
+    struct zdict *made = NULL;
+    struct dict_node *node = malloc(sizeof(*node));
+    if (!node)
+        return err_nomem(err, sizeof(*node), "a dictionary");
+    if ((rc = zdict_new(bytes.data, bytes.len, &made, err))) {
+        free(node);
+        return rc;
+    }
+    pthread_mutex_lock(&s->lock);
+    if ((*dict = dict_find(atomic_load(&s->dicts), r->dict_id))) { /* another thread was first */
+        zdict_free(made);
+        free(node);
+    } else {
+        *node = (struct dict_node){r->dict_id, made, atomic_load(&s->dicts)};
+        atomic_store(&s->dicts, node);
+        *dict = made;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return LARDER_OK;
+}
+
+/* The dictionary a record needs; NULL for none. */
+static int dict_for(struct store *s, const struct extent *e, struct zdict **dict, struct larder_error *err)
+{
+    *dict = NULL;
+    if (e->codec != CODEC_ZSTD_DICT)
+        return LARDER_OK;
+    uint64_t id = s->m.shards[e->shard].dict_id;
+    if (!id)
+        return err_set(err, LARDER_ECORRUPT, "shards/%s slot %u: needs a dictionary that the shard does not have",
+                       s->m.shards[e->shard].name, e->slot);
+    *dict = dict_find(atomic_load(&s->dicts), id);
+    return *dict ? LARDER_OK : dict_load(s, e->shard, dict, err);
+}
+
+static int in_shard(const struct store *s, const struct extent *e, int rc, struct larder_error *err)
+{
+    const char *name = s->m.shards[e->shard].name;
+    return rc == LARDER_ECORRUPT ? err_prefix(err, rc, "shards/%s slot %u (ordinal %llu)", name, e->slot,
+                                              (unsigned long long)(s->m.shards[e->shard].base + e->slot)) : rc;
+}
+
+size_t store_decode_scratch(const struct extent *e) { return e->codec == CODEC_NONE ? 0 : e->raw_len; }
+
+int store_decode(struct store *s, struct decoder *d, const struct extent *e, const void *stored, void *scratch,
+                 struct larder_value *values, struct larder_error *err)
+{
+    struct zdict *dict;
+    uint32_t crc = crc32c(0, stored, e->stored_len);
+    if (crc != e->crc)
+        return err_set(err, LARDER_ECORRUPT, "shards/%s slot %u (ordinal %llu): %u bytes at offset %llu fail their CRC32C (stored "
+                       "%08x, found %08x); larder verify lists all damage", s->m.shards[e->shard].name, e->slot,
+                       (unsigned long long)(s->m.shards[e->shard].base + e->slot), e->stored_len, (unsigned long long)e->offset,
+                       e->crc, crc);
+    int rc = dict_for(s, e, &dict, err);
+    return rc ? rc : in_shard(s, e, record_decode(&s->m.schema, e, stored, d->z, dict, scratch, values, err), err);
+}
+
+uint32_t store_head_len(const struct store *s, const struct extent *e)
+{
+    return s->m.schema.n >= 2 && e->stored_len >= FIELD_CRC_BYTES ? record_head_max(&s->m.schema) : 0;
+}
+
+int store_field_ranges(struct store *s, const struct extent *e, const void *head, const uint32_t *fields, size_t n_fields,
+                       struct field_range *ranges, struct larder_error *err)
+{
+    const struct schema *schema = &s->m.schema;
+    struct record_layout l;
+    int rc = record_layout_decode(schema, e, head, store_head_len(s, e), &l, err);
+    if (rc)
+        return in_shard(s, e, rc, err);
+    for (size_t i = 0; i < n_fields; i++) {
+        uint32_t at = l.head_len + l.packed_len, len = record_field_len(head, fields[i]);
+        if (!type_is_media(schema->fields[fields[i]].type)) {
+            ranges[i] = (struct field_range){l.head_len, len == FIELD_ABSENT ? 0 : l.packed_len};
+            continue;
+        }
+        for (uint32_t k = 0; k < fields[i]; k++)
+            if (type_is_media(schema->fields[k].type) && record_field_len(head, k) != FIELD_ABSENT)
+                at += record_field_len(head, k);
+        ranges[i] = (struct field_range){at, len == FIELD_ABSENT ? 0 : len};
+    }
+    return LARDER_OK;
+}
+
+/* One field's value from the bytes of its range. */
+static int field_value(struct store *s, struct decoder *d, const struct extent *e, const struct record_layout *l, const uint8_t *head,
+                       uint32_t field, const uint8_t *part, void *scratch, bool *unpacked, struct larder_value *value,
+                       struct larder_error *err)
+{
+    const struct schema *schema = &s->m.schema;
+    const uint8_t *crcs = head + 8 + 4 * schema->n;
+    uint32_t len = record_field_len(head, field);
+    bool media = type_is_media(schema->fields[field].type);
+    uint32_t stored = media ? len : l->packed_len, want = get_u32(crcs + 4 * (media ? field : schema->n));
+    *value = (struct larder_value){NULL, 0};
+    if (len == FIELD_ABSENT)
+        return LARDER_OK;
+    if (crc32c(0, part, stored) != want)
+        return err_set(err, LARDER_ECORRUPT, "field %s of %u bytes at offset %llu fails its CRC32C; larder verify lists all damage",
+                       schema->fields[field].name, stored, (unsigned long long)e->offset);
+    *value = (struct larder_value){part, len};
+    if (media)
+        return LARDER_OK;
+    if (e->codec != CODEC_NONE) {
+        struct zdict *dict;
+        int rc = *unpacked ? LARDER_OK : dict_for(s, e, &dict, err);
+        if (!rc && !*unpacked)
+            rc = zdecomp_run(d->z, dict, part, l->packed_len, scratch, l->packed_raw, err);
+        if (rc)
+            return rc;
+        *unpacked = true;
+        part = scratch;
+    }
+    uint32_t at = 0;
+    for (uint32_t k = 0; k < field; k++)
+        if (!type_is_media(schema->fields[k].type) && record_field_len(head, k) != FIELD_ABSENT)
+            at += record_field_len(head, k);
+    value->data = part + at;
+    return LARDER_OK;
+}
+
+int store_decode_fields(struct store *s, struct decoder *d, const struct extent *e, const void *head, const uint32_t *fields,
+                        size_t n_fields, const void *const *parts, void *scratch, struct larder_value *values,
+                        struct larder_error *err)
+{
+    struct record_layout l;
+    bool unpacked = false;
+    int rc = record_layout_decode(&s->m.schema, e, head, store_head_len(s, e), &l, err);
+    for (size_t i = 0; !rc && i < n_fields; i++)
+        rc = field_value(s, d, e, &l, head, fields[i], parts[i], scratch, &unpacked, &values[i], err);
+    return rc ? in_shard(s, e, rc, err) : LARDER_OK;
+}
+
+/* ---- keys and columns ---- */
+
+static int open_footer(struct store *s, uint32_t shard, struct footer *f, struct trailer *t, struct larder_error *err)
+{
+    *f = (struct footer){s->io, s->m.shards[shard].name, &s->m.shards[shard], s->pages, shard};
+    return footer_trailer(f, t, err);
+}
+
+static int no_sample(const struct store *s, uint64_t ordinal, struct larder_error *err)
+{
+    return err_set(err, LARDER_ENOTFOUND, "no sample %llu: generation %llu has %llu", (unsigned long long)ordinal,
+                   (unsigned long long)s->m.generation, (unsigned long long)s->m.samples);
+}
+
+int store_key(struct store *s, uint64_t ordinal, void *key, size_t cap, size_t *len, struct larder_error *err)
+{
+    struct trailer t;
+    struct footer f;
+    uint8_t ends[8] = {0};
+    if (ordinal >= s->m.samples)
+        return no_sample(s, ordinal, err);
+    struct place p = place_of(&s->m, ordinal);
+    int rc = open_footer(s, p.shard, &f, &t, err);
+    if (rc)
+        return rc;
+    const struct section *se = trailer_find(&t, SECTION_KEY_ENDS, 0), *sk = trailer_find(&t, SECTION_KEYS, 0);
+    rc = p.slot ? footer_read(&f, se, (uint64_t)(p.slot - 1) * 4, ends, 8, err) : footer_read(&f, se, 0, ends + 4, 4, err);
+    if (rc)
+        return rc;
+    uint32_t begin = get_u32(ends), end = get_u32(ends + 4);
+    if (!sk || end <= begin || end - begin > LARDER_KEY_MAX)
+        return err_set(err, LARDER_ECORRUPT, "shards/%s: key of slot %u has a bad length", f.name, p.slot);
+    rc = footer_read(&f, sk, begin, key, MIN(cap, (size_t)(end - begin)), err);
+    if (!rc)
+        *len = end - begin;
+    return rc;
+}
+
+int store_column(struct store *s, uint32_t field, uint64_t first, uint64_t count, void *values, struct larder_error *err)
+{
+    struct trailer t;
+    struct footer f;
+    uint8_t *out = values;
+    if (field >= s->m.schema.n)
+        return err_set(err, LARDER_ENOTFOUND, "no field %u: the schema has %u", field, s->m.schema.n);
+    unsigned width = type_width(s->m.schema.fields[field].type);
+    if (!width)
+        return err_set(err, LARDER_EINVAL, "field '%s' is no scalar: it has no column", s->m.schema.fields[field].name);
+    if (first > s->m.samples || count > s->m.samples - first)
+        return no_sample(s, first + count, err);
+    while (count) {
+        struct place p = place_of(&s->m, first);
+        int rc = open_footer(s, p.shard, &f, &t, err);
+        if (rc)
+            return rc;
+        uint64_t n = MIN(count, (uint64_t)(f.ref->samples - p.slot));
+        const struct section *c = trailer_find(&t, SECTION_COLUMN, field);
+        if (!c)
+            return err_set(err, LARDER_ECORRUPT, "shards/%s: no column for field '%s'", f.name, s->m.schema.fields[field].name);
+        if ((rc = footer_read(&f, c, (uint64_t)p.slot * width, out, n * width, err)))
+            return rc;
+        out += n * width;
+        first += n;
+        count -= n;
+    }
+    return LARDER_OK;
+}
+
+static int index_get(struct store *s, struct index **ix, struct larder_error *err)
+{
+    if ((*ix = atomic_load(&s->index)))
+        return LARDER_OK;
+    const char *root = s->io->ops->local_root(s->io);
+    if (!root)
+        return err_set(err, LARDER_EINVAL, "the key index needs a dataset in a directory");
+    int rc = LARDER_OK;
+    pthread_mutex_lock(&s->lock); /* once a process: others wait for the same thing */
+    if (!(*ix = atomic_load(&s->index)) && !(rc = index_open(root, s->m.parts, s->m.n_parts, s->index_bytes, ix, err)))
+        atomic_store(&s->index, *ix);
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+int store_lookup(struct store *s, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals,
+                 struct larder_error *err)
+{
+    struct index *ix;
+    int rc = index_get(s, &ix, err);
+    if (!rc)
+        rc = index_lookup(ix, keys, lens, n, ordinals, err);
+    for (size_t i = 0; !rc && i < n; i++) /* beyond the pinned generation: not there */
+        if (ordinals[i] >= s->m.samples)
+            ordinals[i] = LARDER_NO_ORDINAL;
+    return rc;
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * store_int.h - inside store/: the bytes of FORMAT.md as pure encode/decode functions, the page cache, the reader's struct.
+ */
+#ifndef LARDER_STORE_INT_H
+#define LARDER_STORE_INT_H
+
+#include <pthread.h>
+
+#include "store/store.h"
+
+#define FORMAT_MAJOR 1
+#define FORMAT_MINOR 0
+#define HEADER_MAGIC "LARDSHD1"
+#define TRAILER_MAGIC "LARDTRL1"
+#define PAGE_HEAD 16u
+#define TRAILER_PAGE UINT32_MAX   /* number of the trailer page in the page cache */
+#define SECTIONS_MAX 240u         /* directory entries in a trailer */
+#define SCALARS_MAX 100u          /* scalar fields in a schema: a column and a bitmap each */
+#define FIELD_ABSENT UINT32_MAX
+#define FIELD_CRC_BYTES 65536u    /* records of this stored length or more carry a CRC a field */
+#define SHARD_SIZE_MAX ((uint64_t)4 << 30)
+
+enum record_codec { CODEC_NONE = 0, CODEC_ZSTD = 1, CODEC_ZSTD_DICT = 2 };
+enum record_flags { RECORD_FIELD_CRCS = 1 };
+
+/* ---- format.c: pure ---- */
+
+enum section_kind {
+    SECTION_TABLE = 1,    /* record table: STORE_ENTRY bytes a slot */
+    SECTION_KEY_ENDS = 2, /* u32 a slot: end of its key in SECTION_KEYS */
+    SECTION_KEYS = 3,
+    SECTION_COLUMN = 4,   /* values of scalar field `field` */
+    SECTION_PRESENT = 5,  /* one bit a slot: the field is there; only written when some are absent */
+    SECTION_META = 6,     /* JSON: schema, classes, compression */
+    SECTION_DICT = 7
+};
+
+struct shard_header {
+    uint32_t tag, revision, sub;
+    uint8_t uuid[16], lineage[16], session[8];
+    uint64_t generation, unit, created_s;
+};
+struct section { uint16_t kind, field; uint32_t first_page; uint64_t len; };
+struct trailer {
+    uint32_t tag, pages, samples, pages_crc, header_crc, n_sections;
+    uint64_t footer_off, file_size, stored_bytes, raw_bytes, dict_id;
+    struct section sections[SECTIONS_MAX];
+};
+
+void header_encode(const struct shard_header *h, uint8_t page[STORE_PAGE]);
+int header_decode(const uint8_t page[STORE_PAGE], const char *what, struct shard_header *h, struct larder_error *err);
+/* Frames a page whose payload lies at page + PAGE_HEAD already. */
+void page_seal(uint8_t page[STORE_PAGE], uint32_t tag, uint32_t number, uint16_t kind, uint16_t field, uint16_t used);
+int page_check(const uint8_t page[STORE_PAGE], uint32_t tag, uint32_t number, const char *what, struct larder_error *err);
+void trailer_encode(const struct trailer *t, uint8_t page[STORE_PAGE]);
+int trailer_decode(const uint8_t page[STORE_PAGE], const char *what, struct trailer *t, struct larder_error *err);
+const struct section *trailer_find(const struct trailer *t, int kind, uint32_t field);
+static inline uint32_t page_crc_of(const uint8_t page[STORE_PAGE]) { return get_u32(page); }
+static inline uint32_t trailer_crc_of(const uint8_t page[STORE_PAGE]) { return get_u32(page + STORE_PAGE - 4); }
+
+void entry_encode(const struct extent *e, uint8_t out[STORE_ENTRY]);
+/* Checks e against the shard's bounds: the record lies between header and footer. */
+int entry_decode(const uint8_t in[STORE_ENTRY], uint64_t footer_off, struct extent *e);
+
+/* ---- manifest.c ---- */
+
+/* A JSON object whose last member "crc32c" covers every byte before that member's comma, and a newline. */
+int sealed_json_dump(const struct json *o, struct buf *out, struct larder_error *err);
+int sealed_json_parse(const void *text, size_t len, const char *what, struct json **o, struct larder_error *err);
+bool name_ok(const char *name); /* a file name of ours: no '/', no control bytes, no leading dot */
+
+/* ---- record.c: pure ---- */
+
+/* A record ready to be written: head and packed part in `front`, then the media fields where the caller has them. */
+struct record_parts { uint32_t stored_len, raw_len, crc; uint8_t codec; };
+/* front is overwritten. comp NULL: no compression. tmp: scratch, kept between calls. */
+int record_encode(const struct schema *schema, const struct larder_value *values, struct zcomp *comp, uint8_t codec,
+                  struct buf *front, struct buf *tmp, struct record_parts *parts, struct larder_error *err);
+/* Lengths and places from a record's head. */
+struct record_layout { uint32_t head_len, packed_len, packed_raw; bool field_crcs; };
+/* head: at least MIN(len, full head) bytes. lens[i] is FIELD_ABSENT or a length; ends checked against stored_len/raw_len. */
+int record_layout_decode(const struct schema *schema, const struct extent *e, const uint8_t *head, size_t head_len,
+                         struct record_layout *l, struct larder_error *err);
+uint32_t record_field_len(const uint8_t *head, uint32_t field);
+int record_decode(const struct schema *schema, const struct extent *e, const uint8_t *stored, struct zdecomp *d,
+                  const struct zdict *dict, void *scratch, struct larder_value *values, struct larder_error *err);
+uint32_t record_head_max(const struct schema *schema); /* with field CRCs */
+
+/* ---- pages.c: footer pages under a byte budget, shared by threads ---- */
+
+struct pages;
+int pages_new(size_t bytes, struct pages **p, struct larder_error *err);
+void pages_free(struct pages *p);
+/* Copies len bytes at off within the page's 4096 when it is cached. */
+bool pages_get(struct pages *p, uint32_t shard, uint32_t page, size_t off, void *out, size_t len);
+void pages_put(struct pages *p, uint32_t shard, uint32_t page, const uint8_t data[STORE_PAGE]);
+
+/* ---- shard_read.c: one shard's footer ---- */
+
+struct footer { /* a shard being read: where its pages are */
+    struct store_io *io;
+    const char *name;      /* below shards/ */
+    const struct shard_ref *ref;
+    struct pages *cache;   /* NULL: none */
+    uint32_t shard_no;
+};
+int footer_trailer(const struct footer *f, struct trailer *t, struct larder_error *err);
+/* Bytes [off, off + len) of a section. */
+int footer_read(const struct footer *f, const struct section *s, uint64_t off, void *out, size_t len, struct larder_error *err);
+int footer_section(const struct footer *f, int kind, struct buf *out, struct larder_error *err); /* whole, appended */
+void shard_path(const char *name, char out[320]);
+
+/* ---- store.c ---- */
+
+struct dict_node { uint64_t id; struct zdict *dict; struct dict_node *next; };
+struct store {
+    struct store_io *io;       /* borrowed */
+    struct manifest m;
+    struct pages *pages;
+    size_t index_bytes;
+    pthread_mutex_t lock;      /* guards opening the index and adding dictionaries */
+    struct index *_Atomic index;
+    struct dict_node *_Atomic dicts; /* append-only; read without the lock */
+};
+
+#endif
