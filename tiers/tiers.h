@@ -26,7 +26,8 @@ const char *tiers_engine(const struct tiers *t); /* "io_uring" or "pread" */
 
 struct tiers_stats { uint64_t requests, bytes; }; /* reads submitted, bytes fetched: padding of O_DIRECT included */
 
-/* A queue: of the thread that opened it, alone. */
+/* A queue: one thread at a time, in the process that opened it; closed before its stack. Fork: in a child every call but the
+ * closes is EFORK, and those only give back memory and descriptors. */
 struct tiers_queue;
 int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **q, struct larder_error *err); /* depth 0: the stack's */
 void tiers_queue_close(struct tiers_queue *q); /* waits for reads in flight, so that their memory may be freed */
@@ -54,7 +55,7 @@ const void *tiers_fetch_record(const struct tiers_fetch *f, size_t i);
 /* The reads and bytes (padding included) of the plan, so that they can be counted where the batch is delivered. */
 struct tiers_stats tiers_fetch_stats(const struct tiers_fetch *f);
 
-/* Blocking convenience over a queue of the stack's own pool: thread-safe. Plans, then asks alloc(user, bytes) for memory, reads. */
-int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err); /* f planned */
+/* Blocking: reads a planned fetch through a queue of the stack's own. Any number of threads, a fetch each. */
+int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err);
 
 #endif

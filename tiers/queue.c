@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * queue.c - a queue: the started fetches of one thread, and at most `depth` of their segments in an engine.
+ *
+ *     tiers_fetch_start --> waiting (FIFO) --fill--> engine --complete--> done (FIFO) --> tiers_queue_next
+ *                             one segment after the other    ^      |
+ *                                                            '------' short reads go on, refused ones again
+ *
+ * fill moves segments from the first waiting fetch to the engine while an op is free; it never blocks. Each call drives it, so
+ * the engine is full whenever the caller comes by. A fetch is done when none of its segments is in the engine and either all
+ * have been or one has failed: only then may its memory be used or freed [tiers I2]. The queue's ops are made at open; reading
+ * allocates nothing.
+ *
+ * Threads: one at a time.
+ */
+#include <errno.h>
+#include <unistd.h>
+
+#include "tiers/tiers_int.h"
+
+#define RETRIES_MAX 64u /* of EINTR and EAGAIN in a row */
+#define REAP_BATCH 64u
+
+struct queue_op {
+    struct read_op read; /* first: the engine gives it back */
+    struct tiers_fetch *fetch;
+    const struct segment *segment;
+    struct origin_file file;
+    uint32_t done, retries;
+    struct queue_op *next_free;
+};
+
+struct fetch_list { struct tiers_fetch *head, **tail; };
+
+struct tiers_queue {
+    struct tiers *t;
+    struct engine *engine;
+    struct queue_op *ops, *free_ops;
+    unsigned depth, in_engine;
+    bool closing;
+    struct fetch_list waiting, done;
+    struct tiers_stats stats;
+};
+
+static void list_push(struct fetch_list *l, struct tiers_fetch *f)
+{
+    f->next = NULL;
+    *l->tail = f;
+    l->tail = &f->next;
+}
+
+static struct tiers_fetch *list_pop(struct fetch_list *l)
+{
+    struct tiers_fetch *f = l->head;
+    l->head = f->next;
+    if (!l->head)
+        l->tail = &l->head;
+    return f;
+}
+
+static bool all_given(const struct tiers_fetch *f) { return f->failed || f->next_segment == f->plan.n_segments; }
+
+/* f left the waiting list, or lost a segment: is it over? */
+static void check_done(struct tiers_queue *q, struct tiers_fetch *f)
+{
+    if (f->in_flight)
+        return;
+    if (q->closing)
+        f->state = FETCH_EMPTY;
+    else if (q->waiting.head != f && all_given(f))
+        list_push(&q->done, f);
+}
+
+/* Remembers the first failure; the error itself is in f->error already when it was set by the callee. */
+static struct larder_error *first_error(struct tiers_fetch *f)
+{
+    return f->failed ? NULL : &f->error;
+}
+
+static void send_op(struct tiers_queue *q, struct queue_op *op)
+{
+    const struct segment *s = op->segment;
+    op->read.offset = s->offset + op->done;
+    op->read.buf = op->fetch->memory + s->memory + op->done;
+    op->read.len = s->len - op->done;
+    op->read.fd = op->file.fd;
+    op->read.buffered = !op->file.direct;
+    q->stats.requests++;
+    q->engine->ops->add(q->engine, &op->read);
+}
+
+/* Gives the next segment of f to the engine. False: no descriptor is free now. */
+static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
+{
+    const struct segment *s = &f->plan.segments[f->next_segment];
+    struct queue_op *op = q->free_ops;
+    int rc = origin_get(q->t->origin, s->shard, q->in_engine == 0, &op->file, &f->error);
+    if (rc == LARDER_EBUSY)
+        return false;
+    if (rc) {
+        f->failed = true;
+        return true;
+    }
+    q->free_ops = op->next_free;
+    q->in_engine++;
+    f->in_flight++;
+    f->next_segment++;
+    op->fetch = f;
+    op->segment = s;
+    op->done = op->retries = 0;
+    send_op(q, op);
+    return true;
+}
+
+static void fill(struct tiers_queue *q)
+{
+    struct tiers_fetch *f;
+    while ((f = q->waiting.head)) {
+        if (all_given(f)) {
+            list_pop(&q->waiting);
+            check_done(q, f);
+        } else if (!q->free_ops || !send_segment(q, f)) {
+            return;
+        }
+    }
+}
+
+/* op is through, well or not. */
+static void retire(struct tiers_queue *q, struct queue_op *op)
+{
+    struct tiers_fetch *f = op->fetch;
+    origin_put(q->t->origin, &op->file);
+    op->next_free = q->free_ops;
+    q->free_ops = op;
+    q->in_engine--;
+    f->in_flight--;
+    check_done(q, f);
+}
+
+static void fail(struct tiers_queue *q, struct queue_op *op, int sys)
+{
+    const struct segment *s = op->segment;
+    const struct shard_ref *shard = origin_shard(q->t->origin, s->shard);
+    unsigned long long at = s->offset + op->done;
+    if (sys)
+        err_sys(first_error(op->fetch), LARDER_EIO, sys, "reading %u bytes of shard %s at offset %llu; 'larder verify' tells "
+                "what is damaged", op->read.len, shard->name, at);
+    else
+        err_set(first_error(op->fetch), LARDER_ECORRUPT, "shard %s ends at offset %llu, before the records at %llu+%u: it was "
+                "cut short; 'larder verify' lists the damage", shard->name, at, (unsigned long long)s->offset, s->need);
+    op->fetch->failed = true;
+    retire(q, op);
+}
+
+/* n bytes came. A direct read goes on from an aligned place; if it cannot, it was at the end of the file. */
+static void advance(struct tiers_queue *q, struct queue_op *op, uint32_t n)
+{
+    uint32_t before = op->done, len = op->segment->len;
+    q->stats.bytes += n;
+    op->done += MIN(n, len - before);
+    if (op->done >= op->segment->need) {
+        retire(q, op);
+        return;
+    }
+    uint32_t end = op->done;
+    if (op->file.direct)
+        op->done = (uint32_t)round_down(op->done, TIERS_ALIGN);
+    if (op->done == before) {
+        op->done = end;
+        fail(q, op, 0);
+        return;
+    }
+    op->retries = 0;
+    if (q->closing)
+        retire(q, op);
+    else
+        send_op(q, op);
+}
+
+static void complete(struct tiers_queue *q, struct queue_op *op)
+{
+    int32_t r = op->read.result;
+    if (r >= 0) {
+        advance(q, op, (uint32_t)r);
+    } else if (q->closing) {
+        retire(q, op);
+    } else if ((r == -EINTR || r == -EAGAIN) && op->retries < RETRIES_MAX) {
+        op->retries++;
+        send_op(q, op);
+    } else if (r == -EINVAL && op->file.direct) {
+        origin_direct_refused(q->t->origin, &op->file);
+        send_op(q, op);
+    } else {
+        fail(q, op, -r);
+    }
+}
+
+/* Takes what the engine has finished; true when there was something. */
+static bool pump(struct tiers_queue *q, bool wait)
+{
+    struct read_op *ops[REAP_BATCH];
+    unsigned n = q->in_engine ? q->engine->ops->reap(q->engine, wait, ops, REAP_BATCH) : 0;
+    for (unsigned i = 0; i < n; i++)
+        complete(q, (struct queue_op *)ops[i]);
+    return n > 0;
+}
+
+int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory, void *tag, struct larder_error *err)
+{
+    if (q->t->pid != getpid())
+        return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
+    if (f->state != FETCH_PLANNED)
+        return err_set(err, LARDER_EINVAL, "a fetch is started once after each plan");
+    if (f->plan.memory && (!memory || (uintptr_t)memory % TIERS_ALIGN))
+        return err_set(err, LARDER_EINVAL, "the memory of a fetch must be aligned to %u bytes", TIERS_ALIGN);
+    f->memory = memory;
+    f->tag = tag;
+    f->next_segment = f->in_flight = 0;
+    f->failed = false;
+    f->state = FETCH_STARTED;
+    list_push(&q->waiting, f);
+    fill(q);
+    q->engine->ops->flush(q->engine);
+    return LARDER_OK;
+}
+
+static int hand_over(struct tiers_queue *q, struct tiers_fetch **f, void **tag, struct larder_error *err)
+{
+    struct tiers_fetch *d = list_pop(&q->done);
+    d->state = FETCH_EMPTY;
+    *f = d;
+    *tag = d->tag;
+    if (!d->failed)
+        return LARDER_OK;
+    if (err)
+        *err = d->error;
+    return d->error.code;
+}
+
+int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err)
+{
+    *f = NULL, *tag = NULL;
+    if (q->t->pid != getpid())
+        return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
+    while (pump(q, false))
+        fill(q);
+    while (!q->done.head && wait && (q->in_engine || q->waiting.head)) {
+        fill(q);
+        pump(q, true);
+        fill(q);
+    }
+    q->engine->ops->flush(q->engine);
+    return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
+}
+
+struct tiers_stats tiers_queue_stats(const struct tiers_queue *q) { return q->stats; }
+
+void tiers_queue_register(struct tiers_queue *q, void *memory, size_t len)
+{
+    q->engine->ops->register_memory(q->engine, memory, len);
+}
+
+struct engine **tiers_queue_engine(struct tiers_queue *q) { return &q->engine; }
+
+/* io_uring, and threads where it is refused. */
+static int open_engine(struct tiers *t, unsigned depth, struct engine **e, struct larder_error *err)
+{
+    if (t->uring && uring_open(depth, e, NULL) == LARDER_OK)
+        return LARDER_OK;
+    return pool_engine_open(t->pool, e, err);
+}
+
+int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, struct larder_error *err)
+{
+    *out = NULL;
+    if (t->pid != getpid())
+        return err_set(err, LARDER_EFORK, "a dataset of the parent process cannot be read in a forked child: open it there");
+    depth = depth ? depth : t->depth;
+    if (depth > TIERS_DEPTH_MAX)
+        return err_set(err, LARDER_EINVAL, "queue depth %u: the most is %u", depth, TIERS_DEPTH_MAX);
+    struct tiers_queue *q = calloc(1, sizeof(*q));
+    struct queue_op *ops = calloc(depth, sizeof(*ops));
+    if (!q || !ops) {
+        free(q);
+        free(ops);
+        return err_nomem(err, sizeof(*q) + depth * sizeof(*ops), "a read queue");
+    }
+    q->t = t;
+    q->ops = ops;
+    q->depth = depth;
+    q->waiting.tail = &q->waiting.head;
+    q->done.tail = &q->done.head;
+    for (unsigned i = depth; i-- > 0;) {
+        ops[i].next_free = q->free_ops;
+        q->free_ops = &ops[i];
+    }
+    int rc = open_engine(t, depth, &q->engine, err);
+    if (rc) {
+        tiers_queue_close(q);
+        return rc;
+    }
+    *out = q;
+    return LARDER_OK;
+}
+
+/* Fetches that are given up are the caller's again. */
+static void abandon(struct fetch_list *l)
+{
+    while (l->head)
+        list_pop(l)->state = FETCH_EMPTY;
+}
+
+void tiers_queue_close(struct tiers_queue *q)
+{
+    if (!q)
+        return;
+    bool forked = q->t->pid != getpid();
+    if (!forked) {
+        q->closing = true;
+        abandon(&q->waiting);
+        abandon(&q->done);
+        while (q->in_engine)
+            pump(q, true);
+    }
+    if (q->engine)
+        q->engine->ops->close(q->engine, forked);
+    free(q->ops);
+    free(q);
+}
