@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * session.c - one writer at a time on a dataset: an exclusive flock on ROOT/journal.
+ *
+ * The kernel drops the lock with its holder, however that ends, so nothing stale is ever left. The file's content is the
+ * holder's; an empty one means that nothing is to be resumed. Whoever finishes removes the file while it holds the lock; who
+ * opened it before that has locked a file without a name then, notices (the name is gone or another file), and tries again.
+ * So at most one process has locked the file that bears the name.
+ *
+ * Where the file system has no locks (some network ones) writing goes on without: the commit by exclusive creation still
+ * lets one writer win.
+ *
+ * Any thread; a struct session belongs to one at a time. A forked child shares the lock until it closes or ends.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+
+#include "store/store.h"
+
+enum { TRIES_MAX = 1000 }; /* each lost try means that another writer came and went */
+
+/* The process that holds an flock on the file, from /proc/locks; 0: not to be found. Some file systems show another device there
+ * than stat does, so a lock with the right inode alone is second choice. */
+static long holder_pid(int fd)
+{
+    struct stat st;
+    FILE *locks = fstat(fd, &st) == 0 ? fopen("/proc/locks", "re") : NULL;
+    char line[256];
+    long found = 0;
+
+    while (locks && fgets(line, sizeof(line), locks)) {
+        unsigned dev_major, dev_minor;
+        unsigned long long inode;
+        long pid;
+        if (sscanf(line, "%*[^:]: FLOCK %*s WRITE %ld %x:%x:%llu", &pid, &dev_major, &dev_minor, &inode) != 4)
+            continue;
+        if (inode != st.st_ino || pid <= 0)
+            continue;
+        found = pid;
+        if (dev_major == major(st.st_dev) && dev_minor == minor(st.st_dev))
+            break;
+    }
+    if (locks)
+        fclose(locks);
+    return found;
+}
+
+static int busy(int fd, const char *root, struct larder_error *err)
+{
+    long pid = holder_pid(fd);
+
+    if (pid > 0)
+        return err_set(err, LARDER_EBUSY, "%s: another writer is at work, process %ld; wait for it or stop it", root, pid);
+    return err_set(err, LARDER_EBUSY, "%s: another writer is at work; wait for it or stop it", root);
+}
+
+/* Whether fd is the file that root/journal names. */
+static bool is_named(int root, int fd)
+{
+    struct stat mine, there;
+
+    return fstat(fd, &mine) == 0 && mine.st_nlink > 0 && fstatat(root, "journal", &there, AT_SYMLINK_NOFOLLOW) == 0 &&
+           mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
+}
+
+/* Opens and locks root/journal into *out. */
+static int lock_journal(int root, const char *path, int *out, struct larder_error *err)
+{
+    for (int tries = 0; tries < TRIES_MAX; tries++) {
+        AUTO_FD int fd = openat(root, "journal", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+        if (fd < 0)
+            return err_sys(err, err_code_of(errno), errno, "%s/journal: cannot open it, which writing to a dataset needs", path);
+        int rc;
+        do
+            rc = flock(fd, LOCK_EX | LOCK_NB);
+        while (rc != 0 && errno == EINTR);
+        if (rc != 0 && errno == EWOULDBLOCK) {
+            if (!is_named(root, fd))
+                continue; /* its holder is just finishing */
+            return busy(fd, path, err);
+        }
+        if (rc != 0 && errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS)
+            return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot lock it", path);
+        if (is_named(root, fd)) {
+            *out = fd;
+            fd = -1;
+            return LARDER_OK;
+        }
+    }
+    return err_set(err, LARDER_EBUSY, "%s: other writers come and go too quickly; try again", path);
+}
+
+int session_lock(struct store_io *io, struct session *s, bool *fresh, struct larder_error *err)
+{
+    const char *path = io->ops->local_root(io);
+
+    *s = (struct session){-1, NULL};
+    if (!path)
+        return err_set(err, LARDER_EINVAL, "writing needs a dataset in a local folder");
+    AUTO_FREE char *root_path = strdup(path);
+    if (!root_path)
+        return err_nomem(err, strlen(path) + 1, "path");
+    AUTO_FD int root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0)
+        return err_sys(err, err_code_of(errno), errno, "%s: cannot open the folder", path);
+
+    AUTO_FD int fd = -1;
+    int rc = lock_journal(root, path, &fd, err);
+    if (rc)
+        return rc;
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot look at it", path);
+    if (!S_ISREG(st.st_mode))
+        return err_set(err, LARDER_ECORRUPT, "%s/journal: not a regular file, remove it", path);
+    if (st.st_size == 0) { /* what the holder writes and syncs is to be found again */
+        rc = io->ops->sync(io, "", err);
+        if (rc)
+            return rc;
+    }
+    *fresh = st.st_size == 0;
+    s->fd = fd;
+    s->root = root_path;
+    fd = -1;
+    root_path = NULL;
+    return LARDER_OK;
+}
+
+void session_unlock(struct session *s, bool remove_journal)
+{
+    if (!s->root)
+        return;
+    if (remove_journal) {
+        AUTO_FD int root = open(s->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (root >= 0 && is_named(root, s->fd) && unlinkat(root, "journal", 0) == 0)
+            fsync(root); /* before this a power cut can bring it back, as one just before the unlink would */
+    }
+    close(s->fd);
+    free(s->root);
+    *s = (struct session){-1, NULL};
+}
