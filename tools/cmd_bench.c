@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cmd_bench.c - larder bench DATASET: runs the real loader and reports each epoch.
+ *
+ * order_hash chains the ordinals in the order of delivery, so it does not depend on the batch size; data_hash adds up, mod
+ * 2^64, a hash of (ordinal, delivered bytes) of each sample, so it does not depend on the order and finds a sample that is
+ * wrong, lost or delivered twice. --compute-ms stands for the accelerator: each batch is held until an absolute deadline so
+ * many milliseconds after it came, and the hashing is done within that time.
+ */
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tools/tools.h"
+
+enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, JSON };
+
+const struct option_spec bench_options[] = {
+    [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
+    [BATCH_SIZE] = {"batch-size", 0, "B", "256", "samples a batch"},
+    [SEED] = {"seed", 0, "S", "0", "of the order"},
+    [SHUFFLE] = {"shuffle", 0, "full|none", "full", "a new permutation each epoch, or ordinals in turn"},
+    [IMAGE] = {"image", 0, "raw", "raw", "deliver images as stored; this version has no other way"},
+    [QUEUE_DEPTH] = {"queue-depth", 0, "D", "64", "reads in flight"},
+    [STAGING] = {"staging", 0, "SIZE", "256MiB", "budget of the batches being filled, at most 1/4 of memory"},
+    [DIRECT] = {"direct", 0, "auto|on|off", "auto", "read past the page cache; auto: when the dataset is large"},
+    [COMPUTE_MS] = {"compute-ms", 0, "X", "0", "hold each batch so long, as a training step would"},
+    [JSON] = OPTION_JSON,
+    OPTION_END,
+};
+
+struct epoch {
+    uint64_t order_hash, data_hash;
+    struct larder_loader_stats stats;
+};
+
+/* Chains the fields; a field that the sample lacks is told from an empty one. */
+static uint64_t sample_hash(uint64_t ordinal, const struct larder_value *values, uint32_t n)
+{
+    uint64_t h = ordinal;
+
+    for (uint32_t i = 0; i < n; i++)
+        h = values[i].data ? larder_hash64(h, values[i].data, values[i].len) : larder_hash64(~h, "", 0);
+    return h;
+}
+
+static void add_batch(struct epoch *e, const struct larder_batch *b)
+{
+    for (uint32_t i = 0; i < b->n; i++) {
+        uint64_t ordinal = htole64(b->ordinals[i]);
+
+        e->order_hash = larder_hash64(e->order_hash, &ordinal, sizeof ordinal);
+        e->data_hash += sample_hash(b->ordinals[i], b->values + (size_t)i * b->n_fields, b->n_fields);
+    }
+}
+
+static void compute_until(uint64_t deadline_ns)
+{
+    struct timespec ts = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &ts, NULL) == EINTR)
+        ;
+}
+
+static int run_epoch(struct larder_loader *ld, uint64_t compute_ns, struct epoch *e, struct larder_error *err)
+{
+    const struct larder_batch *b;
+    int rc;
+
+    memset(e, 0, sizeof *e);
+    while ((rc = larder_loader_next(ld, &b, err)) == LARDER_OK) {
+        uint64_t came_ns = compute_ns ? clock_now_ns() : 0;
+
+        add_batch(e, b);
+        if (compute_ns)
+            compute_until(came_ns + compute_ns);
+        larder_batch_release(b);
+    }
+    if (rc != LARDER_END)
+        return rc;
+    e->stats.struct_size = sizeof e->stats;
+    return larder_loader_stats(ld, &e->stats, err);
+}
+
+static void print_json(const struct epoch *e)
+{
+    const struct larder_loader_stats *s = &e->stats;
+    double seconds = (double)s->seconds_ns / 1e9;
+    struct json j;
+
+    json_begin(&j, stdout);
+    json_u64(&j, "epoch", s->epoch);
+    json_u64(&j, "samples", s->samples);
+    json_u64(&j, "batches", s->batches);
+    json_fixed(&j, "seconds", seconds, 6);
+    json_fixed(&j, "samples_per_s", seconds > 0 ? (double)s->samples / seconds : 0, 1);
+    json_u64(&j, "bytes", s->bytes);
+    json_fixed(&j, "fetch_stall_s", (double)s->fetch_stall_ns / 1e9, 6);
+    json_fixed(&j, "prep_stall_s", (double)s->prep_stall_ns / 1e9, 6);
+    json_hash(&j, "order_hash", e->order_hash);
+    json_hash(&j, "data_hash", e->data_hash);
+    json_object(&j, "tiers");
+    json_object(&j, "origin");
+    json_u64(&j, "hits", s->origin.hits);
+    json_u64(&j, "misses", s->origin.misses);
+    json_u64(&j, "bytes", s->origin.bytes);
+    json_u64(&j, "requests", s->origin.requests);
+    json_close(&j, '}');
+    json_close(&j, '}');
+    json_end(&j);
+}
+
+static void print_row(const struct epoch *e, int with_header)
+{
+    const struct larder_loader_stats *s = &e->stats;
+    double seconds = (double)s->seconds_ns / 1e9;
+    char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], d[TEXT_MAX];
+
+    if (with_header)
+        printf("%5s %13s %9s %9s %11s %8s %9s %11s %10s  %-16s  %s\n", "epoch", "samples", "batches", "seconds", "samples/s",
+               "bytes", "rate", "fetch stall", "prep stall", "order_hash", "data_hash");
+    printf("%5" PRIu64 " %13s %9s %9.3f %11s %8s %9s %9.3f s %8.3f s  %016" PRIx64 "  %016" PRIx64 "\n", s->epoch,
+           text_count(s->samples, a), text_count(s->batches, b), seconds,
+           text_count(seconds > 0 ? (uint64_t)((double)s->samples / seconds) : 0, c), text_size(s->bytes, d),
+           text_rate(seconds > 0 ? (double)s->bytes / seconds : 0, (char[TEXT_MAX]){0}), (double)s->fetch_stall_ns / 1e9,
+           (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
+}
+
+struct bench {
+    struct larder_dataset_options dataset;
+    struct larder_loader_options loader;
+    uint64_t compute_ns;
+};
+
+static int run(struct tool *t, struct larder_dataset *ds, const struct bench *b)
+{
+    struct larder_loader *ld = NULL;
+    struct larder_error err = {0};
+    struct epoch e;
+
+    if (larder_loader_open(ds, &b->loader, &ld, &err))
+        return tool_error(t, &err);
+    for (uint64_t i = 0; i < b->loader.epochs && !tool_output_failed(); i++) {
+        if (run_epoch(ld, b->compute_ns, &e, &err)) {
+            tool_error(t, &err);
+            break;
+        }
+        if (t->json)
+            print_json(&e);
+        else
+            print_row(&e, i == 0);
+        fflush(stdout);
+    }
+    larder_loader_close(ld);
+    return t->status;
+}
+
+/* Milliseconds with a fraction; an hour at most. */
+static void option_ms(struct tool *t, uint64_t *ns)
+{
+    char *end;
+    double ms = strtod(t->value, &end);
+
+    if (*end || end == t->value || !(ms >= 0 && ms <= 3600e3))
+        option_bad(t, "a number of milliseconds such as 5 or 0.5");
+    else
+        *ns = (uint64_t)(ms * 1e6);
+}
+
+static int parse(struct tool *t, struct bench *b)
+{
+    static const char *const shuffles[] = {"full", "none", NULL}, *const directs[] = {"auto", "on", "off", NULL};
+    uint64_t staging = 0;
+    int row;
+
+    while ((row = options_next(t, 1, 1)) >= 0)
+        switch (row) {
+        case EPOCHS: option_u64(t, 1, UINT64_MAX, &b->loader.epochs); break;
+        case BATCH_SIZE: option_unsigned(t, 1, 1u << 24, &b->loader.batch_size); break;
+        case SEED: option_u64(t, 0, UINT64_MAX, &b->loader.seed); break;
+        case SHUFFLE: option_choice(t, shuffles, &b->loader.shuffle); break;
+        case IMAGE:
+            if (strcmp(t->value, "raw") != 0)
+                option_bad(t, "raw; this version delivers images as they are stored and decodes none");
+            break;
+        case QUEUE_DEPTH: option_unsigned(t, 1, 4096, &b->loader.queue_depth); break;
+        case STAGING: option_size(t, 1, SIZE_MAX / 2, &staging); break;
+        case DIRECT: option_choice(t, directs, &b->dataset.direct); break;
+        case COMPUTE_MS: option_ms(t, &b->compute_ns); break;
+        case JSON: t->json = 1; break;
+        }
+    b->loader.staging_bytes = (size_t)staging;
+    b->dataset.queue_depth = b->loader.queue_depth;
+    return row;
+}
+
+int cmd_bench(struct tool *t)
+{
+    struct bench b = {LARDER_DATASET_OPTIONS_INIT, LARDER_LOADER_OPTIONS_INIT, 0};
+    struct larder_dataset *ds;
+
+    b.loader.epochs = 1;
+    if (parse(t, &b) == OPTIONS_STOP || tool_open(t, t->argv[0], &b.dataset, &ds))
+        return t->status;
+    t->status = run(t, ds, &b);
+    larder_dataset_close(ds);
+    return t->status;
+}
