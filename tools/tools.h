@@ -43,7 +43,7 @@ void text_line(FILE *f, const char *s); /* the same, backslashes left alone: for
 
 uint64_t clock_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* --------------------------------------------------------------------------------- json.c */
+/* --------------------------------------------------------------------------------- json_line.c */
 
 /* One object a line: json_begin(), members, json_end(). A name of NULL is for elements of an array. */
 struct json {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - writes JSON, one object a line: {"name": value, ...}.
+ * json_line.c - writes JSON, one object a line: {"name": value, ...}.
  *
  * Strings are escaped and always valid UTF-8: bytes that are not UTF-8 become a member NAME_hex of hex digits, so that a
  * key survives the trip exactly and a reader that forgets about it gets no wrong key. Write errors stay in the stream; main
