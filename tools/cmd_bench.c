@@ -2,10 +2,11 @@
 /*
  * cmd_bench.c - larder bench DATASET: runs the real loader and reports each epoch.
  *
- * order_hash chains the ordinals in the order of delivery, so it does not depend on the batch size; data_hash adds up, mod
- * 2^64, a hash of (ordinal, delivered bytes) of each sample, so it does not depend on the order and finds a sample that is
- * wrong, lost or delivered twice. --compute-ms stands for the accelerator: each batch is held until an absolute deadline so
- * many milliseconds after it came, and the hashing is done within that time.
+ * order_hash chains the ordinals in the order of delivery, so it does not depend on the batch size; data_hash
+ * adds up, mod 2^64, a hash of (ordinal, delivered bytes) of each sample, so it does not depend on the order
+ * and finds a sample that is wrong, lost or delivered twice. --compute-ms stands for the accelerator: each
+ * batch is held until an absolute deadline so many milliseconds after it came, and the hashing is done within
+ * that time.
  */
 #include <endian.h>
 #include <errno.h>
@@ -26,7 +27,8 @@ const struct option_spec bench_options[] = {
     [IMAGE] = {"image", 0, "raw", "raw", "deliver images as stored; this version has no other way"},
     [QUEUE_DEPTH] = {"queue-depth", 0, "D", "64", "reads in flight"},
     [STAGING] = {"staging", 0, "SIZE", "256MiB", "budget of the batches being filled, at most 1/4 of memory"},
-    [DIRECT] = {"direct", 0, "auto|on|off", "auto", "read past the page cache; auto: when the dataset is large"},
+    [DIRECT] = {"direct", 0, "auto|on|off", "auto",
+                "read past the page cache; auto: when the dataset is large"},
     [COMPUTE_MS] = {"compute-ms", 0, "X", "0", "hold each batch so long, as a training step would"},
     [JSON] = OPTION_JSON,
     OPTION_END,
@@ -89,28 +91,28 @@ static void print_json(const struct epoch *e)
 {
     const struct larder_loader_stats *s = &e->stats;
     double seconds = (double)s->seconds_ns / 1e9;
-    struct json j;
+    struct jsonl j;
 
-    json_begin(&j, stdout);
-    json_u64(&j, "epoch", s->epoch);
-    json_u64(&j, "samples", s->samples);
-    json_u64(&j, "batches", s->batches);
-    json_fixed(&j, "seconds", seconds, 6);
-    json_fixed(&j, "samples_per_s", seconds > 0 ? (double)s->samples / seconds : 0, 1);
-    json_u64(&j, "bytes", s->bytes);
-    json_fixed(&j, "fetch_stall_s", (double)s->fetch_stall_ns / 1e9, 6);
-    json_fixed(&j, "prep_stall_s", (double)s->prep_stall_ns / 1e9, 6);
-    json_hash(&j, "order_hash", e->order_hash);
-    json_hash(&j, "data_hash", e->data_hash);
-    json_object(&j, "tiers");
-    json_object(&j, "origin");
-    json_u64(&j, "hits", s->origin.hits);
-    json_u64(&j, "misses", s->origin.misses);
-    json_u64(&j, "bytes", s->origin.bytes);
-    json_u64(&j, "requests", s->origin.requests);
-    json_close(&j, '}');
-    json_close(&j, '}');
-    json_end(&j);
+    jsonl_begin(&j, stdout);
+    jsonl_u64(&j, "epoch", s->epoch);
+    jsonl_u64(&j, "samples", s->samples);
+    jsonl_u64(&j, "batches", s->batches);
+    jsonl_fixed(&j, "seconds", seconds, 6);
+    jsonl_fixed(&j, "samples_per_s", seconds > 0 ? (double)s->samples / seconds : 0, 1);
+    jsonl_u64(&j, "bytes", s->bytes);
+    jsonl_fixed(&j, "fetch_stall_s", (double)s->fetch_stall_ns / 1e9, 6);
+    jsonl_fixed(&j, "prep_stall_s", (double)s->prep_stall_ns / 1e9, 6);
+    jsonl_hash(&j, "order_hash", e->order_hash);
+    jsonl_hash(&j, "data_hash", e->data_hash);
+    jsonl_object(&j, "tiers");
+    jsonl_object(&j, "origin");
+    jsonl_u64(&j, "hits", s->origin.hits);
+    jsonl_u64(&j, "misses", s->origin.misses);
+    jsonl_u64(&j, "bytes", s->origin.bytes);
+    jsonl_u64(&j, "requests", s->origin.requests);
+    jsonl_close(&j, '}');
+    jsonl_close(&j, '}');
+    jsonl_end(&j);
 }
 
 static void print_row(const struct epoch *e, int with_header)
@@ -120,13 +122,14 @@ static void print_row(const struct epoch *e, int with_header)
     char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], d[TEXT_MAX];
 
     if (with_header)
-        printf("%5s %13s %9s %9s %11s %8s %9s %11s %10s  %-16s  %s\n", "epoch", "samples", "batches", "seconds", "samples/s",
-               "bytes", "rate", "fetch stall", "prep stall", "order_hash", "data_hash");
-    printf("%5" PRIu64 " %13s %9s %9.3f %11s %8s %9s %9.3f s %8.3f s  %016" PRIx64 "  %016" PRIx64 "\n", s->epoch,
-           text_count(s->samples, a), text_count(s->batches, b), seconds,
+        printf("%5s %13s %9s %9s %11s %8s %9s %11s %10s  %-16s  %s\n", "epoch", "samples", "batches",
+               "seconds", "samples/s", "bytes", "rate", "fetch stall", "prep stall", "order_hash",
+               "data_hash");
+    printf("%5" PRIu64 " %13s %9s %9.3f %11s %8s %9s %9.3f s %8.3f s  %016" PRIx64 "  %016" PRIx64 "\n",
+           s->epoch, text_count(s->samples, a), text_count(s->batches, b), seconds,
            text_count(seconds > 0 ? (uint64_t)((double)s->samples / seconds) : 0, c), text_size(s->bytes, d),
-           text_rate(seconds > 0 ? (double)s->bytes / seconds : 0, (char[TEXT_MAX]){0}), (double)s->fetch_stall_ns / 1e9,
-           (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
+           text_rate(seconds > 0 ? (double)s->bytes / seconds : 0, (char[TEXT_MAX]){0}),
+           (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
 }
 
 struct bench {
@@ -172,7 +175,8 @@ static void option_ms(struct tool *t, uint64_t *ns)
 
 static int parse(struct tool *t, struct bench *b)
 {
-    static const char *const shuffles[] = {"full", "none", NULL}, *const directs[] = {"auto", "on", "off", NULL};
+    static const char *const shuffles[] = {"full", "none", NULL};
+    static const char *const directs[] = {"auto", "on", "off", NULL};
     uint64_t staging = 0;
     int row;
 

@@ -25,20 +25,20 @@ static int on_progress(void *user, const struct larder_progress *p)
 static void print_report(struct tool *t, const struct larder_export_report *r)
 {
     char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX];
-    struct json j;
+    struct jsonl j;
 
     if (t->json) {
-        json_begin(&j, stdout);
-        json_text(&j, "event", "done");
-        json_text(&j, "destination", t->argv[1]);
-        json_u64(&j, "samples", r->samples);
-        json_u64(&j, "files", r->files);
-        json_u64(&j, "bytes", r->bytes);
-        json_u64(&j, "renamed", r->renamed);
-        json_end(&j);
+        jsonl_begin(&j, stdout);
+        jsonl_text(&j, "event", "done");
+        jsonl_text(&j, "destination", t->argv[1]);
+        jsonl_u64(&j, "samples", r->samples);
+        jsonl_u64(&j, "files", r->files);
+        jsonl_u64(&j, "bytes", r->bytes);
+        jsonl_u64(&j, "renamed", r->renamed);
+        jsonl_end(&j);
     } else if (!t->quiet) {
-        printf("exported %s as %s, %s", text_plural(r->samples, "sample", a), text_plural(r->files, "file", b),
-               text_size(r->bytes, c));
+        printf("exported %s as %s, %s", text_plural(r->samples, "sample", a),
+               text_plural(r->files, "file", b), text_size(r->bytes, c));
         if (r->renamed > 0)
             printf("; %s not safe as a path, percent-encoded", text_plural(r->renamed, "key", a));
         putchar('\n');

@@ -25,14 +25,14 @@ struct run {
 static void on_removed(void *user, const char *what, const char *why)
 {
     const struct run *run = user;
-    struct json j;
+    struct jsonl j;
 
     if (run->t->json) {
-        json_begin(&j, stdout);
-        json_text(&j, "event", "removed");
-        json_text(&j, "what", what);
-        json_text(&j, "why", why);
-        json_end(&j);
+        jsonl_begin(&j, stdout);
+        jsonl_text(&j, "event", "removed");
+        jsonl_text(&j, "what", what);
+        jsonl_text(&j, "why", why);
+        jsonl_end(&j);
     } else if (!run->t->quiet) {
         fputs(run->dry_run ? "would remove " : "removed ", stdout);
         text_line(stdout, what);
@@ -45,21 +45,22 @@ static void on_removed(void *user, const char *what, const char *why)
 static void print_report(struct tool *t, const struct larder_gc_report *r, int dry_run)
 {
     char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], d[TEXT_MAX];
-    struct json j;
+    struct jsonl j;
 
     if (t->json) {
-        json_begin(&j, stdout);
-        json_text(&j, "event", "done");
-        json_text(&j, "dataset", t->argv[0]);
-        json_bool(&j, "dry_run", dry_run);
-        json_u64(&j, "generations", r->generations);
-        json_u64(&j, "files", r->files);
-        json_u64(&j, "bytes", r->bytes);
-        json_u64(&j, "young", r->young);
-        json_end(&j);
+        jsonl_begin(&j, stdout);
+        jsonl_text(&j, "event", "done");
+        jsonl_text(&j, "dataset", t->argv[0]);
+        jsonl_bool(&j, "dry_run", dry_run);
+        jsonl_u64(&j, "generations", r->generations);
+        jsonl_u64(&j, "files", r->files);
+        jsonl_u64(&j, "bytes", r->bytes);
+        jsonl_u64(&j, "young", r->young);
+        jsonl_end(&j);
     } else if (!t->quiet) {
-        printf("%s %s, %s, %s", dry_run ? "would remove" : "removed", text_plural(r->generations, "generation", a),
-               text_plural(r->files, "file", b), text_size(r->bytes, c));
+        printf("%s %s, %s, %s", dry_run ? "would remove" : "removed",
+               text_plural(r->generations, "generation", a), text_plural(r->files, "file", b),
+               text_size(r->bytes, c));
         if (r->young > 0)
             printf("; %s kept as too young, --older-than decides", text_plural(r->young, "generation", d));
         putchar('\n');

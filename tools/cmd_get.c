@@ -2,8 +2,9 @@
 /*
  * cmd_get.c - larder get DATASET KEY|@ORDINAL...: describes samples, or writes the bytes of one field.
  *
- * All names are resolved before anything is printed, in one batched lookup, so a key that is not there fails the whole
- * command. Samples are then read one at a time: a sample may be large. With --field only that field is read.
+ * All names are resolved before anything is printed, in one batched lookup, so a key that is not there fails
+ * the whole command. Samples are then read one at a time: a sample may be large. With --field only that field
+ * is read.
  */
 #include <endian.h>
 #include <errno.h>
@@ -27,7 +28,7 @@ struct get {
     struct tool *t;
     struct larder_dataset *ds;
     uint32_t n_fields;
-    const char *field;  /* NULL: describe */
+    const char *field; /* NULL: describe */
     uint32_t field_no;
     const char *output; /* NULL: stdout */
     FILE *out;
@@ -84,16 +85,16 @@ static void scalar_print(FILE *f, int type, const struct larder_value *v)
         fputs(text_double(scalar_double(type, v->data), type == LARDER_F32, buf), f);
 }
 
-static void scalar_json(struct json *j, int type, const struct larder_value *v)
+static void scalar_json(struct jsonl *j, int type, const struct larder_value *v)
 {
     if (!scalar_width_ok(type, v->len))
-        json_null(j, "value");
+        jsonl_null(j, "value");
     else if (type == LARDER_I64)
-        json_i64(j, "value", (int64_t)le64(v->data));
+        jsonl_i64(j, "value", (int64_t)le64(v->data));
     else if (type == LARDER_BOOL)
-        json_bool(j, "value", *(const unsigned char *)v->data);
+        jsonl_bool(j, "value", *(const unsigned char *)v->data);
     else
-        json_double(j, "value", scalar_double(type, v->data), type == LARDER_F32);
+        jsonl_double(j, "value", scalar_double(type, v->data), type == LARDER_F32);
 }
 
 /* The class a label stands for, or NULL. */
@@ -107,23 +108,24 @@ static const char *class_of(const struct get *g, const struct larder_field *f, c
     return label >= 0 ? larder_dataset_class(g->ds, (uint64_t)label, NULL) : NULL;
 }
 
-static void field_json(const struct get *g, struct json *j, const struct larder_field *f, const struct larder_value *v)
+static void field_json(const struct get *g, struct jsonl *j, const struct larder_field *f,
+                       const struct larder_value *v)
 {
     const char *type = larder_type_name(f->type), *name;
 
     if (!v->data) {
-        json_null(j, f->name);
+        jsonl_null(j, f->name);
         return;
     }
-    json_object(j, f->name);
-    json_text(j, "type", type ? type : "unknown");
-    json_u64(j, "bytes", v->len);
+    jsonl_object(j, f->name);
+    jsonl_text(j, "type", type ? type : "unknown");
+    jsonl_u64(j, "bytes", v->len);
     if (is_scalar(f->type))
         scalar_json(j, f->type, v);
     name = class_of(g, f, v);
     if (name)
-        json_text(j, "class", name);
-    json_close(j, '}');
+        jsonl_text(j, "class", name);
+    jsonl_close(j, '}');
 }
 
 static void field_print(const struct get *g, const struct larder_field *f, const struct larder_value *v)
@@ -159,7 +161,7 @@ static void field_print(const struct get *g, const struct larder_field *f, const
     putchar('\n');
 }
 
-static int describe_fields(const struct get *g, const struct larder_sample *s, struct json *j)
+static int describe_fields(const struct get *g, const struct larder_sample *s, struct jsonl *j)
 {
     struct larder_error err = {0};
     struct larder_field f;
@@ -180,7 +182,7 @@ static int describe(const struct get *g, const struct larder_sample *s)
     char key[LARDER_KEY_MAX], a[TEXT_MAX], b[TEXT_MAX];
     struct larder_error err = {0};
     struct larder_location loc;
-    struct json j;
+    struct jsonl j;
     size_t len;
     int rc;
 
@@ -190,22 +192,23 @@ static int describe(const struct get *g, const struct larder_sample *s)
     if (!g->t->json) {
         fputs("key ", stdout);
         text_escape(stdout, key, len, 0);
-        printf("\n  ordinal %" PRIu64 ", shard %s, slot %" PRIu32 ", offset %" PRIu64 ", %s stored, %s raw\n", s->ordinal,
-               loc.shard, loc.slot, loc.offset, text_size(loc.stored_len, a), text_size(loc.raw_len, b));
+        printf("\n  ordinal %" PRIu64 ", shard %s, slot %" PRIu32 ", offset %" PRIu64 ", %s stored, %s raw\n",
+               s->ordinal, loc.shard, loc.slot, loc.offset, text_size(loc.stored_len, a),
+               text_size(loc.raw_len, b));
         return describe_fields(g, s, NULL);
     }
-    json_begin(&j, stdout);
-    json_u64(&j, "ordinal", s->ordinal);
-    json_bytes(&j, "key", key, len);
-    json_text(&j, "shard", loc.shard);
-    json_u64(&j, "slot", loc.slot);
-    json_u64(&j, "offset", loc.offset);
-    json_u64(&j, "stored_bytes", loc.stored_len);
-    json_u64(&j, "raw_bytes", loc.raw_len);
-    json_object(&j, "fields");
+    jsonl_begin(&j, stdout);
+    jsonl_u64(&j, "ordinal", s->ordinal);
+    jsonl_bytes(&j, "key", key, len);
+    jsonl_text(&j, "shard", loc.shard);
+    jsonl_u64(&j, "slot", loc.slot);
+    jsonl_u64(&j, "offset", loc.offset);
+    jsonl_u64(&j, "stored_bytes", loc.stored_len);
+    jsonl_u64(&j, "raw_bytes", loc.raw_len);
+    jsonl_object(&j, "fields");
     rc = describe_fields(g, s, &j);
-    json_close(&j, '}');
-    json_end(&j);
+    jsonl_close(&j, '}');
+    jsonl_end(&j);
     return rc;
 }
 
@@ -226,8 +229,8 @@ static int write_field(const struct get *g, const struct larder_sample *s)
         return EXIT_DONE;
     }
     if (isatty(fileno(g->out)) && f.type != LARDER_UTF8 && f.type != LARDER_JSON)
-        return tool_usage(g->t, "field '%s' is %zu bytes of %s, not for a terminal: use -o FILE or a pipe", g->field, v->len,
-                          larder_type_name(f.type));
+        return tool_usage(g->t, "field '%s' is %zu bytes of %s, not for a terminal: use -o FILE or a pipe",
+                          g->field, v->len, larder_type_name(f.type));
     if (fwrite(v->data, 1, v->len, g->out) != v->len && g->output)
         return tool_fail(g->t, "cannot write %s: %s", g->output, strerror(errno));
     return EXIT_DONE;
@@ -244,7 +247,8 @@ static int find_field(struct get *g)
         if (!strcmp(f.name, g->field))
             return EXIT_DONE;
     }
-    return tool_fail(g->t, "no field '%s' in the schema of %s; 'larder info' shows the fields", g->field, g->t->argv[0]);
+    return tool_fail(g->t, "no field '%s' in the schema of %s; 'larder info' shows the fields", g->field,
+                     g->t->argv[0]);
 }
 
 /* "@17" is an ordinal, "@@x" the key "@x", all else a key. 1: ordinal, 0: key, -1: complained. */

@@ -22,7 +22,8 @@ static void uuid_text(const uint8_t id[16], char out[37])
     int n = 0;
 
     for (int i = 0; i < 16; i++)
-        n += snprintf(out + n, (size_t)(37 - n), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", id[i]);
+        n += snprintf(out + n, (size_t)(37 - n), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                      id[i]);
 }
 
 static void time_text(uint64_t seconds, char out[32])
@@ -41,55 +42,56 @@ static const char *compression_name(uint32_t c)
     return c < sizeof names / sizeof *names ? names[c] : "unknown";
 }
 
-static void field_json(struct json *j, const struct larder_field *f)
+static void field_json(struct jsonl *j, const struct larder_field *f)
 {
     const char *type = larder_type_name(f->type);
 
-    json_object(j, NULL);
-    json_text(j, "name", f->name);
-    json_text(j, "type", type ? type : "unknown");
+    jsonl_object(j, NULL);
+    jsonl_text(j, "name", f->name);
+    jsonl_text(j, "type", type ? type : "unknown");
     if (f->type == LARDER_NDARRAY) {
-        json_text(j, "dtype", f->dtype);
-        json_array(j, "shape");
+        jsonl_text(j, "dtype", f->dtype);
+        jsonl_array(j, "shape");
         for (uint32_t i = 0; i < f->ndim; i++)
-            json_i64(j, NULL, f->shape[i]);
-        json_close(j, ']');
+            jsonl_i64(j, NULL, f->shape[i]);
+        jsonl_close(j, ']');
     }
-    json_close(j, '}');
+    jsonl_close(j, '}');
 }
 
-static int print_json(struct tool *t, struct larder_dataset *ds, const struct larder_dataset_info *in, uint64_t classes)
+static int print_json(struct tool *t, struct larder_dataset *ds, const struct larder_dataset_info *in,
+                      uint64_t classes)
 {
     char uuid[37], lineage[37], created[32];
     struct larder_error err = {0};
     struct larder_field f;
-    struct json j;
+    struct jsonl j;
 
     uuid_text(in->uuid, uuid);
     uuid_text(in->lineage, lineage);
     time_text(in->created_s, created);
-    json_begin(&j, stdout);
-    json_text(&j, "dataset", t->argv[0]);
-    json_text(&j, "uuid", uuid);
-    json_text(&j, "lineage", lineage);
-    json_u64(&j, "generation", in->generation);
-    json_text(&j, "created", created);
-    json_u64(&j, "samples", in->samples);
-    json_u64(&j, "shards", in->shards);
-    json_u64(&j, "shard_bytes", in->shard_bytes);
-    json_u64(&j, "stored_bytes", in->stored_bytes);
-    json_u64(&j, "raw_bytes", in->raw_bytes);
-    json_fixed(&j, "ratio", in->stored_bytes ? (double)in->raw_bytes / (double)in->stored_bytes : 1, 3);
-    json_text(&j, "compression", compression_name(in->compression));
-    json_u64(&j, "classes", classes);
-    json_array(&j, "schema");
+    jsonl_begin(&j, stdout);
+    jsonl_text(&j, "dataset", t->argv[0]);
+    jsonl_text(&j, "uuid", uuid);
+    jsonl_text(&j, "lineage", lineage);
+    jsonl_u64(&j, "generation", in->generation);
+    jsonl_text(&j, "created", created);
+    jsonl_u64(&j, "samples", in->samples);
+    jsonl_u64(&j, "shards", in->shards);
+    jsonl_u64(&j, "shard_bytes", in->shard_bytes);
+    jsonl_u64(&j, "stored_bytes", in->stored_bytes);
+    jsonl_u64(&j, "raw_bytes", in->raw_bytes);
+    jsonl_fixed(&j, "ratio", in->stored_bytes ? (double)in->raw_bytes / (double)in->stored_bytes : 1, 3);
+    jsonl_text(&j, "compression", compression_name(in->compression));
+    jsonl_u64(&j, "classes", classes);
+    jsonl_array(&j, "schema");
     for (uint32_t i = 0; i < in->fields; i++) {
         if (larder_dataset_field(ds, i, &f, &err))
             break;
         field_json(&j, &f);
     }
-    json_close(&j, ']');
-    json_end(&j);
+    jsonl_close(&j, ']');
+    jsonl_end(&j);
     return err.code ? tool_error(t, &err) : EXIT_DONE;
 }
 
@@ -116,7 +118,8 @@ static void print_field(const struct larder_field *f)
     putchar('\n');
 }
 
-static int print_text(struct tool *t, struct larder_dataset *ds, const struct larder_dataset_info *in, uint64_t classes)
+static int print_text(struct tool *t, struct larder_dataset *ds, const struct larder_dataset_info *in,
+                      uint64_t classes)
 {
     char uuid[37], lineage[37], created[32], buf[TEXT_MAX];
     struct larder_error err = {0};
@@ -125,8 +128,8 @@ static int print_text(struct tool *t, struct larder_dataset *ds, const struct la
     uuid_text(in->uuid, uuid);
     uuid_text(in->lineage, lineage);
     time_text(in->created_s, created);
-    printf("uuid         %s\nlineage      %s\ngeneration   %" PRIu64 "\ncreated      %s\n", uuid, lineage, in->generation,
-           created);
+    printf("uuid         %s\nlineage      %s\ngeneration   %" PRIu64 "\ncreated      %s\n", uuid, lineage,
+           in->generation, created);
     printf("samples      %s\n", text_count(in->samples, buf));
     printf("shards       %s\n", text_count(in->shards, buf));
     print_size("size", in->shard_bytes, "");

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_ingest.c - larder ingest SOURCE... DATASET: options, the progress bar, the lists of what was left out, the summary.
+ * cmd_ingest.c - larder ingest SOURCE... DATASET: options, the progress bar, the lists of what was left out,
+ * the summary.
  *
- * Skipped and ignored things are told one by one with --json, as they are met; otherwise the first few are kept, so that a
- * million of them cost no memory. The library calls the notices from one thread at a time.
+ * Skipped and ignored things are told one by one with --json, as they are met; otherwise the first few are
+ * kept, so that a million of them cost no memory. The library calls the notices from one thread at a time.
  */
 #include <string.h>
 
@@ -76,31 +77,32 @@ static void on_ignored(void *user, const char *what, const char *why)
 
 static void print_json(const struct larder_ingest_report *r, const char *uri, double seconds)
 {
-    struct json j;
+    struct jsonl j;
 
-    json_begin(&j, stdout);
-    json_text(&j, "event", "done");
-    json_text(&j, "dataset", uri);
-    json_u64(&j, "generation", r->generation);
-    json_u64(&j, "samples", r->samples);
-    json_u64(&j, "added", r->added);
-    json_u64(&j, "resumed", r->resumed);
-    json_u64(&j, "skipped", r->skipped);
-    json_u64(&j, "ignored", r->ignored);
-    json_u64(&j, "shards", r->shards);
-    json_u64(&j, "source_bytes", r->source_bytes);
-    json_u64(&j, "stored_bytes", r->stored_bytes);
-    json_fixed(&j, "seconds", seconds, 6);
-    json_fixed(&j, "bytes_per_s", seconds > 0 ? (double)r->source_bytes / seconds : 0, 0);
-    json_end(&j);
+    jsonl_begin(&j, stdout);
+    jsonl_text(&j, "event", "done");
+    jsonl_text(&j, "dataset", uri);
+    jsonl_u64(&j, "generation", r->generation);
+    jsonl_u64(&j, "samples", r->samples);
+    jsonl_u64(&j, "added", r->added);
+    jsonl_u64(&j, "resumed", r->resumed);
+    jsonl_u64(&j, "skipped", r->skipped);
+    jsonl_u64(&j, "ignored", r->ignored);
+    jsonl_u64(&j, "shards", r->shards);
+    jsonl_u64(&j, "source_bytes", r->source_bytes);
+    jsonl_u64(&j, "stored_bytes", r->stored_bytes);
+    jsonl_fixed(&j, "seconds", seconds, 6);
+    jsonl_fixed(&j, "bytes_per_s", seconds > 0 ? (double)r->source_bytes / seconds : 0, 0);
+    jsonl_end(&j);
 }
 
 static void print_text(const struct run *run, const struct larder_ingest_report *r, double seconds)
 {
     char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], d[TEXT_MAX];
 
-    printf("ingested %s in %s, %s in %.1f s (%s)", text_plural(r->added, "sample", a), text_plural(r->shards, "shard", b),
-           text_size(r->stored_bytes, c), seconds, text_rate(seconds > 0 ? (double)r->source_bytes / seconds : 0, d));
+    printf("ingested %s in %s, %s in %.1f s (%s)", text_plural(r->added, "sample", a),
+           text_plural(r->shards, "shard", b), text_size(r->stored_bytes, c), seconds,
+           text_rate(seconds > 0 ? (double)r->source_bytes / seconds : 0, d));
     if (r->resumed > 0)
         printf(", %s of them by an earlier run", text_count(r->resumed, a));
     printf("; skipped %s, ignored %s\n", text_count(r->skipped, a), text_count(r->ignored, b));
@@ -126,7 +128,8 @@ int cmd_ingest(struct tool *t)
     o.ignored = on_ignored;
     o.user = &run;
     tool_begin(t);
-    rc = larder_ingest_run((const char *const *)t->argv, (size_t)t->argc - 1, t->argv[t->argc - 1], &o, &r, &err);
+    rc = larder_ingest_run((const char *const *)t->argv, (size_t)t->argc - 1, t->argv[t->argc - 1], &o, &r,
+                           &err);
     seconds = (double)(clock_now_ns() - start) / 1e9;
     progress_end(&t->progress);
     if (rc != LARDER_OK)

@@ -25,26 +25,26 @@ struct listing {
 
 static void print_json(uint64_t ordinal, const char *key, size_t len, const struct larder_location *loc)
 {
-    struct json j;
+    struct jsonl j;
 
-    json_begin(&j, stdout);
-    json_u64(&j, "ordinal", ordinal);
-    json_bytes(&j, "key", key, len);
+    jsonl_begin(&j, stdout);
+    jsonl_u64(&j, "ordinal", ordinal);
+    jsonl_bytes(&j, "key", key, len);
     if (loc) {
-        json_text(&j, "shard", loc->shard);
-        json_u64(&j, "slot", loc->slot);
-        json_u64(&j, "offset", loc->offset);
-        json_u64(&j, "stored_bytes", loc->stored_len);
-        json_u64(&j, "raw_bytes", loc->raw_len);
+        jsonl_text(&j, "shard", loc->shard);
+        jsonl_u64(&j, "slot", loc->slot);
+        jsonl_u64(&j, "offset", loc->offset);
+        jsonl_u64(&j, "stored_bytes", loc->stored_len);
+        jsonl_u64(&j, "raw_bytes", loc->raw_len);
     }
-    json_end(&j);
+    jsonl_end(&j);
 }
 
 static void print_text(uint64_t ordinal, const char *key, size_t len, const struct larder_location *loc)
 {
     if (loc)
-        printf("%10" PRIu64 "  %s  %8" PRIu32 "  %12" PRIu64 "  %10" PRIu32 "  ", ordinal, loc->shard, loc->slot,
-               loc->offset, loc->stored_len);
+        printf("%10" PRIu64 "  %s  %8" PRIu32 "  %12" PRIu64 "  %10" PRIu32 "  ", ordinal, loc->shard,
+               loc->slot, loc->offset, loc->stored_len);
     text_escape(stdout, key, len, 0);
     putchar('\n');
 }
@@ -78,8 +78,9 @@ static int run(struct tool *t, struct larder_dataset *ds, struct listing *l)
     if (larder_dataset_info(ds, &in, &err))
         return tool_error(t, &err);
     if (l->first > 0 && l->first >= in.samples)
-        return tool_fail(t, "ordinal %" PRIu64 " is beyond the %" PRIu64 " samples of %s; give a smaller --first", l->first,
-                         in.samples, t->argv[0]);
+        return tool_fail(
+            t, "ordinal %" PRIu64 " is beyond the %" PRIu64 " samples of %s; give a smaller --first",
+            l->first, in.samples, t->argv[0]);
     if (l->count > in.samples - l->first)
         l->count = in.samples - l->first;
     return list(t, ds, l);

@@ -35,20 +35,20 @@ static void on_damage(void *user, const struct larder_damage *d)
 
 static void print_json(struct tool *t, const struct larder_repair_report *r, int dry_run)
 {
-    struct json j;
+    struct jsonl j;
 
-    json_begin(&j, stdout);
-    json_text(&j, "event", "done");
-    json_text(&j, "dataset", t->argv[0]);
-    json_bool(&j, "dry_run", dry_run);
-    json_u64(&j, "generation", r->generation);
-    json_u64(&j, "samples", r->samples);
-    json_u64(&j, "dropped", r->dropped);
-    json_u64(&j, "shards", r->shards);
-    json_u64(&j, "shards_rewritten", r->shards_rewritten);
-    json_u64(&j, "shards_dropped", r->shards_dropped);
-    json_bool(&j, "lineage_changed", r->lineage_changed);
-    json_end(&j);
+    jsonl_begin(&j, stdout);
+    jsonl_text(&j, "event", "done");
+    jsonl_text(&j, "dataset", t->argv[0]);
+    jsonl_bool(&j, "dry_run", dry_run);
+    jsonl_u64(&j, "generation", r->generation);
+    jsonl_u64(&j, "samples", r->samples);
+    jsonl_u64(&j, "dropped", r->dropped);
+    jsonl_u64(&j, "shards", r->shards);
+    jsonl_u64(&j, "shards_rewritten", r->shards_rewritten);
+    jsonl_u64(&j, "shards_dropped", r->shards_dropped);
+    jsonl_bool(&j, "lineage_changed", r->lineage_changed);
+    jsonl_end(&j);
 }
 
 static void print_text(const struct larder_repair_report *r, int dry_run)
@@ -91,7 +91,8 @@ int cmd_repair(struct tool *t)
     progress_end(&t->progress);
     if (row != LARDER_OK)
         return tool_run_error(t, &err, "run the same command again");
-    wrong = r.generation > 0 || r.dropped > 0 || r.shards_rewritten > 0 || r.shards_dropped > 0 || run.found > 0;
+    wrong = r.generation > 0 || r.dropped > 0 || r.shards_rewritten > 0 || r.shards_dropped > 0 ||
+            run.found > 0;
     if (t->json)
         print_json(t, &r, o.dry_run);
     else if (!wrong && !t->quiet)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_verify.c - larder verify DATASET: checks everything, lists what is damaged as it is found, exits 3 if anything is.
+ * cmd_verify.c - larder verify DATASET: checks everything, lists what is damaged as it is found, exits 3 if
+ * anything is.
  */
 #include <inttypes.h>
 
@@ -30,21 +31,22 @@ static void on_damage(void *user, const struct larder_damage *d)
 static void print_report(struct tool *t, const struct larder_verify_report *r)
 {
     char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], d[TEXT_MAX];
-    struct json j;
+    struct jsonl j;
 
     if (t->json) {
-        json_begin(&j, stdout);
-        json_text(&j, "event", "done");
-        json_text(&j, "dataset", t->argv[0]);
-        json_u64(&j, "generation", r->generation);
-        json_u64(&j, "shards", r->shards);
-        json_u64(&j, "samples", r->samples);
-        json_u64(&j, "bytes", r->bytes);
-        json_u64(&j, "damaged", r->damaged);
-        json_end(&j);
+        jsonl_begin(&j, stdout);
+        jsonl_text(&j, "event", "done");
+        jsonl_text(&j, "dataset", t->argv[0]);
+        jsonl_u64(&j, "generation", r->generation);
+        jsonl_u64(&j, "shards", r->shards);
+        jsonl_u64(&j, "samples", r->samples);
+        jsonl_u64(&j, "bytes", r->bytes);
+        jsonl_u64(&j, "damaged", r->damaged);
+        jsonl_end(&j);
     } else if (!t->quiet) {
-        printf("verified generation %" PRIu64 ": %s, %s, %s; %s\n", r->generation, text_plural(r->shards, "shard", a),
-               text_plural(r->samples, "sample", b), text_size(r->bytes, c),
+        printf("verified generation %" PRIu64 ": %s, %s, %s; %s\n", r->generation,
+               text_plural(r->shards, "shard", a), text_plural(r->samples, "sample", b),
+               text_size(r->bytes, c),
                r->damaged ? text_plural(r->damaged, "damaged place", d) : "all is well");
     }
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * larder.c - main of the larder command: the table of verbs, --help, --version, the error line, signals, and what several
- * verbs share.
+ * larder.c - main of the larder command: the table of verbs, --help, --version, the error line, signals, and
+ * what several verbs share.
  *
  * Exit status: 0 done, 1 failed, 2 wrong usage, 3 corrupt data found. A failure is one line on stderr,
- * `larder VERB: what, where, what to do`. stdout carries results only, and a write to it that fails is a failure too.
+ * `larder VERB: what, where, what to do`. stdout carries results only, and a write to it that fails is a
+ * failure too.
  *
- * Signals: a run with progress callbacks is told to stop by the first SIGINT or SIGTERM, ends in order, and then dies by
- * that signal, so that a shell sees it; the second ends the program at once. `caught` is the one variable that is not
- * somebody's field, since a handler gets no argument.
+ * Signals: a run with progress callbacks is told to stop by the first SIGINT or SIGTERM, ends in order, and
+ * then dies by that signal, so that a shell sees it; the second ends the program at once. `caught` is the one
+ * variable that is not somebody's field, since a handler gets no argument.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,46 +25,58 @@ static volatile sig_atomic_t caught;
 
 static const struct verb verbs[] = {
     {"ingest", "SOURCE... DATASET", "Convert a folder or tar files into a dataset.", cmd_ingest,
-     "Nothing is visible before the end, when everything is committed as one generation. After a crash, an\n"
-     "interrupt or a power cut run the same command again: it goes on where it stopped.\n"
+     "Nothing is visible before the end, when everything is committed as one generation.\n"
+     "After a crash, an interrupt or a power cut run the same command again: it goes on\n"
+     "where it stopped.\n"
      "\n"
-     "dir: one sample a file, its key the relative path without the extension. When all files lie in folders,\n"
-     "field 'label' is the rank of the top folder's name. tar: WebDataset naming, the files with one stem are\n"
-     "one sample; .tar, .tar.gz, .tar.zst and .tar.xz; braces such as x-{000..009}.tar stand for a range.\n",
+     "dir: one sample a file, its key the relative path without the extension. When all\n"
+     "files lie in folders, field 'label' is the rank of the top folder's name.\n"
+     "tar: WebDataset naming, the files with one stem are one sample; .tar, .tar.gz,\n"
+     ".tar.zst and .tar.xz; braces such as x-{000..009}.tar stand for a range.\n",
      "  larder ingest photos/ /data/photos\n"
      "  larder ingest 'train-{000..127}.tar' /data/train --compress zstd\n",
      ingest_options},
     {"info", "DATASET", "Describe a dataset: size, schema, generation.", cmd_info,
      "Reads the manifest only.\n", "  larder info /data/photos\n", info_options},
     {"ls", "DATASET", "List keys in the order of their ordinals.", cmd_ls,
-     "One key a line. Bytes that are not printable UTF-8 are shown as \\n, \\t, \\r or \\xNN, a backslash as \\\\.\n",
+     "One key a line. Bytes that are not printable UTF-8 are shown as \\n, \\t, \\r or\n"
+     "\\xNN, a backslash as \\\\; --json gives them exactly.\n",
      "  larder ls /data/photos --first 1000 --count 10 --long\n", ls_options},
     {"get", "DATASET KEY|@ORDINAL...", "Show samples, or write the bytes of a field.", cmd_get,
-     "Without --field: each sample's place, fields, sizes and scalar values. With --field: the field's bytes\n"
-     "exactly as stored, scalars (i64, f64, f32, bool) as text and a newline; several samples follow each other.\n"
-     "@17 is the sample with ordinal 17; a key that begins with '@' is given with one more '@'.\n",
+     "Without --field: each sample's place, fields, sizes and scalar values. With --field:\n"
+     "the field's bytes exactly as they were ingested, scalars (i64, f64, f32, bool) as\n"
+     "text and a newline; several samples follow each other.\n"
+     "@17 is the sample with ordinal 17; a key that begins with '@' is given with one '@'\n"
+     "more.\n",
      "  larder get /data/photos cats/0001\n"
-     "  larder get /data/photos @17 --field image -o 17.jpg\n", get_options},
+     "  larder get /data/photos @17 --field image -o 17.jpg\n",
+     get_options},
     {"export", "DATASET DEST", "Write samples as files into a folder or a tar.", cmd_export,
-     "KEY.FIELD below DEST, media under their usual extension. Whatever the keys are, nothing is written\n"
-     "outside DEST: keys that are not safe as paths are percent-encoded. DEST is a new or empty folder, or a\n"
-     "file .tar, .tar.gz, .tar.zst or .tar.xz, which 'larder ingest' reads back.\n",
+     "KEY.FIELD below DEST, media under their usual extension. DEST is a new or empty\n"
+     "folder, or a file .tar, .tar.gz, .tar.zst or .tar.xz, which 'larder ingest' reads\n"
+     "back. Whatever the keys are, nothing is written outside DEST: keys that are not safe\n"
+     "as paths are percent-encoded.\n",
      "  larder export /data/photos sample.tar --count 100\n", export_options},
     {"verify", "DATASET", "Check every byte: manifest, index, shards.", cmd_verify,
-     "Lists what is damaged as shard, slot, ordinal and key, and exits with status 3 if anything is.\n",
+     "Lists what is damaged as shard, slot, ordinal and key, and exits with status 3 if\n"
+     "anything is.\n",
      "  larder verify /data/photos\n"
-     "  larder verify /data/photos --subset 1/7     # a seventh, say one each day of the week\n", verify_options},
+     "  larder verify /data/photos --subset 1/7   # a seventh, one each day of the week\n",
+     verify_options},
     {"repair", "DATASET", "Rebuild index and manifest, drop what is damaged.", cmd_repair,
-     "Works from the shards alone. Good files are never touched and nothing is written when nothing is wrong.\n"
-     "When samples are dropped, ordinals move and the dataset gets a new lineage. Damaged shards stay on disk\n"
-     "until 'larder gc'. With --dry-run the exit status is 3 if something is to mend.\n",
+     "Works from the shards alone. Good files are never touched, and nothing is written\n"
+     "when nothing is wrong. When samples are dropped, ordinals move and the dataset gets a\n"
+     "new lineage. Damaged shards stay on disk until 'larder gc'. With --dry-run the exit\n"
+     "status is 3 if something is to mend.\n",
      "  larder repair /data/photos --dry-run\n", repair_options},
     {"gc", "DATASET", "Remove old generations and stray files.", cmd_gc,
-     "Generations superseded only lately stay, whatever --keep says: a training job may be reading one.\n",
+     "Generations superseded only lately stay, whatever --keep says: a training job may be\n"
+     "reading one.\n",
      "  larder gc /data/photos --keep 2 --older-than 7d\n", gc_options},
     {"bench", "DATASET", "Run the loader and report each epoch.", cmd_bench,
-     "order_hash is the hash of the ordinals in the order of delivery, data_hash the sum of the hashes of\n"
-     "(ordinal, delivered bytes): the same in every order. Fetch stall is the time spent waiting for bytes.\n",
+     "order_hash is the hash of the ordinals in the order of delivery, data_hash the sum of\n"
+     "the hashes of (ordinal, delivered bytes): the same in every order. Fetch stall is the\n"
+     "time spent waiting for bytes, prep stall for decoding.\n",
      "  larder bench /data/photos --epochs 3 --batch-size 256 --compute-ms 5\n", bench_options},
 };
 #define N_VERBS (sizeof verbs / sizeof *verbs)
@@ -77,7 +90,8 @@ static void print_line(struct tool *t, const char *text, int usage)
     fprintf(stderr, "larder%s%s: ", t->verb ? " " : "", t->verb ? t->verb->name : "");
     text_line(stderr, text);
     if (usage)
-        fprintf(stderr, "; see 'larder %s%s--help'", t->verb ? t->verb->name : "", t->verb ? " " : "");
+        fprintf(stderr, "%s see 'larder %s%s--help'", text[strlen(text) - 1] == '?' ? "" : ";",
+                t->verb ? t->verb->name : "", t->verb ? " " : "");
     fputc('\n', stderr);
 }
 
@@ -132,7 +146,8 @@ static void catch_signal(int sig)
     struct sigaction old, sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 
     sigemptyset(&sa.sa_mask);
-    if (sigaction(sig, NULL, &old) == 0 && old.sa_handler != SIG_IGN) /* nohup and background jobs ignore it */
+    /* nohup and background jobs ignore it. */
+    if (sigaction(sig, NULL, &old) == 0 && old.sa_handler != SIG_IGN)
         sigaction(sig, &sa, NULL);
 }
 
@@ -167,7 +182,8 @@ int tool_output_failed(void)
     return ferror(stdout);
 }
 
-int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o, struct larder_dataset **ds)
+int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o,
+              struct larder_dataset **ds)
 {
     struct larder_error err = {0};
 
@@ -191,16 +207,16 @@ static char *notice_text(const char *what, const char *why)
 
 void notices_add(struct notices *n, const char *what, const char *why)
 {
-    struct json j;
+    struct jsonl j;
     char *text;
 
     n->count++;
     if (n->t->json) {
-        json_begin(&j, stdout);
-        json_text(&j, "event", n->event);
-        json_text(&j, "what", what);
-        json_text(&j, "why", why);
-        json_end(&j);
+        jsonl_begin(&j, stdout);
+        jsonl_text(&j, "event", n->event);
+        jsonl_text(&j, "what", what);
+        jsonl_text(&j, "why", why);
+        jsonl_end(&j);
     } else if (n->n_kept < NOTICES_KEPT && (text = notice_text(what, why))) {
         n->kept[n->n_kept++] = text; /* without memory the count still stands */
     }
@@ -231,21 +247,21 @@ void notices_release(struct notices *n)
 
 static void damage_json(const char *event, const struct larder_damage *d)
 {
-    struct json j;
+    struct jsonl j;
 
-    json_begin(&j, stdout);
-    json_text(&j, "event", event);
-    json_text(&j, "file", d->file);
+    jsonl_begin(&j, stdout);
+    jsonl_text(&j, "event", event);
+    jsonl_text(&j, "file", d->file);
     if (d->shard_no != UINT64_MAX)
-        json_u64(&j, "shard", d->shard_no);
+        jsonl_u64(&j, "shard", d->shard_no);
     if (d->slot != UINT64_MAX)
-        json_u64(&j, "slot", d->slot);
+        jsonl_u64(&j, "slot", d->slot);
     if (d->ordinal != LARDER_NO_ORDINAL)
-        json_u64(&j, "ordinal", d->ordinal);
+        jsonl_u64(&j, "ordinal", d->ordinal);
     if (d->key)
-        json_bytes(&j, "key", d->key, d->key_len);
-    json_text(&j, "why", d->why);
-    json_end(&j);
+        jsonl_bytes(&j, "key", d->key, d->key_len);
+    jsonl_text(&j, "why", d->why);
+    jsonl_end(&j);
 }
 
 void damage_print(struct tool *t, const char *word, const struct larder_damage *d)
@@ -293,15 +309,18 @@ static void print_help(FILE *f)
                "A store of training samples: packed, indexed, checked, read ahead in epochs.\n\n");
     for (size_t i = 0; i < N_VERBS; i++)
         fprintf(f, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
-    fprintf(f, "\n'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9. Times: 24h, 7d, 90s.\n"
+    fprintf(f, "\n'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.\n"
+               "Times: 24h, 7d, 30m, 90s.\n"
                "Exit status: 0 done, 1 failed, 2 wrong usage, 3 corrupt data found.\n");
 }
 
-/* A file that is opened must not become stdout: 0, 1 and 2 are taken. What stands in fails where the closed one would. */
+/* A file that is opened must not become stdout, so 0, 1 and 2 are taken; their use fails as that of the
+ * closed one would. */
 static void fill_standard_fds(void)
 {
     for (int fd = 0; fd < 3; fd++)
-        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
             _exit(EXIT_FAILED);
 }
 

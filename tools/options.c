@@ -2,9 +2,9 @@
 /*
  * options.c - options of a verb: one table a verb gives getopt_long() its options and --help its text.
  *
- * The parsers of values complain on their own: they print one line that names the option, keep the status in the tool, and
- * the next options_next() stops. So a verb's loop is a plain switch. Sizes follow GNU: K, M, G, T and KiB, MiB, GiB, TiB
- * are powers of 1024; kB, MB, GB, TB are powers of 1000.
+ * The parsers of values complain on their own: they print one line that names the option, keep the status in
+ * the tool, and the next options_next() stops. So a verb's loop is a plain switch. Sizes follow GNU: K, M, G,
+ * T and KiB, MiB, GiB, TiB are powers of 1024; kB, MB, GB, TB are powers of 1000.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -81,7 +81,10 @@ int parse_size(const char *s, uint64_t *v)
 
 int parse_duration(const char *s, uint64_t *seconds)
 {
-    static const struct { const char *name; long double s; } units[] = {
+    static const struct {
+        const char *name;
+        long double s;
+    } units[] = {
         {"", 1}, {"s", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}, {"w", 7 * 86400},
     };
     const char *end;
@@ -149,8 +152,9 @@ void option_choice(struct tool *t, const char *const *names, int *v)
             *v = i;
             return;
         }
-        snprintf(list + strlen(list), sizeof list - strlen(list), "%s%s", i == 0 ? "" : names[i + 1] ? ", " : " or ",
-                 names[i]);
+        if (i > 0)
+            snprintf(list + strlen(list), sizeof list - strlen(list), "%s", names[i + 1] ? ", " : " or ");
+        snprintf(list + strlen(list), sizeof list - strlen(list), "%s", names[i]);
     }
     option_bad(t, list);
 }
@@ -220,7 +224,8 @@ static unsigned distance(const char *a, const char *b)
     return row[lb];
 }
 
-const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i), const void *table)
+const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i),
+                            const void *table)
 {
     const char *best = NULL, *name;
     unsigned best_distance = 3;
@@ -248,13 +253,15 @@ static const char *option_name(const void *table, size_t i)
 #define LONG_HELP (LONG_FIRST + OPTIONS_MAX)
 
 /* getopt_long's tables of a verb: --help is everybody's. */
-static void build(const struct option_spec *specs, struct option longs[OPTIONS_MAX + 2], char shorts[2 * OPTIONS_MAX + 4])
+static void build(const struct option_spec *specs, struct option longs[OPTIONS_MAX + 2],
+                  char shorts[2 * OPTIONS_MAX + 4])
 {
     int n = 0, k = 0;
 
     shorts[k++] = ':';
     for (; specs[n].name; n++) {
-        longs[n] = (struct option){specs[n].name, specs[n].arg ? required_argument : no_argument, NULL, LONG_FIRST + n};
+        longs[n] = (struct option){specs[n].name, specs[n].arg ? required_argument : no_argument, NULL,
+                                   LONG_FIRST + n};
         if (!specs[n].letter)
             continue;
         shorts[k++] = (char)specs[n].letter;

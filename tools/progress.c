@@ -4,12 +4,13 @@
  *
  *     ingest [#####.....] 612,344/1,281,167  71 GB  1.0 GB/s  ETA 1:12  skipped 3
  *
- * On a terminal the line is drawn over by '\r' from the first second on; elsewhere a line without the bar is printed every
- * 10 s. Nothing is shown of a run that is over sooner. Rate and ETA come from the last few seconds of the same phase: a
- * resumed run begins far along, and a rate from its start would promise too much.
+ * On a terminal the line is drawn over by '\r' from the first second on; elsewhere a line without the bar is
+ * printed every 10 s. Nothing is shown of a run that is over sooner. Rate and ETA come from the last few
+ * seconds of the same phase: a resumed run begins far along, and a rate from its start would promise too
+ * much.
  *
- * progress_update() is called by the thread that runs the verb; progress_hide() and _show() by whichever thread the library
- * tells of a notice. The lock is held from hide to show, so that lines do not tear.
+ * progress_update() is called by the thread that runs the verb; progress_hide() and _show() by whichever
+ * thread the library tells of a notice. The lock is held from hide to show, so that lines do not tear.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include "tools/tools.h"
 
 #define SECOND 1000000000ull
-#define FIRST_NS SECOND       /* a bar appears after this */
+#define FIRST_NS SECOND /* a bar appears after this */
 #define REDRAW_NS (SECOND / 5)
 #define LINE_NS (10 * SECOND) /* between plain lines */
 
@@ -78,7 +79,8 @@ static void append_bar(struct progress *p, const struct larder_progress *s, char
     append(line, "]", "");
 }
 
-void progress_format(struct progress *p, const struct larder_progress *s, uint64_t now_ns, char line[PROGRESS_LINE_MAX])
+void progress_format(struct progress *p, const struct larder_progress *s, uint64_t now_ns,
+                     char line[PROGRESS_LINE_MAX])
 {
     char buf[TEXT_MAX];
     double seconds, rate;

@@ -2,8 +2,8 @@
 /*
  * text.c - numbers, sizes, times and bytes as people read them. Pure but for clock_now_ns().
  *
- * Keys are arbitrary bytes and error messages may quote them, so nothing reaches a terminal but through text_escape() or
- * text_line(): an escape sequence in a key must not move anybody's cursor.
+ * Keys are arbitrary bytes and error messages may quote them, so nothing reaches a terminal but through
+ * text_escape() or text_line(): an escape sequence in a key must not move anybody's cursor.
  */
 #include <inttypes.h>
 #include <math.h>

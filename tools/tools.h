@@ -2,8 +2,8 @@
 /*
  * tools.h - the door of tools/: the larder command, one cmd_<verb>.c a verb, and the helpers they share.
  *
- * A verb is a row of the table in larder.c. It reads its options with options_next(), whose parsers keep the first
- * complaint in tool->status, calls the library, prints, and returns the exit status.
+ * A verb is a row of the table in larder.c. It reads its options with options_next(), whose parsers keep the
+ * first complaint in tool->status, calls the library, prints, and returns the exit status.
  */
 #ifndef LARDER_TOOLS_H
 #define LARDER_TOOLS_H
@@ -25,46 +25,49 @@ enum exit_status {
 #define TEXT_MAX 48 /* holds any number, size or time below */
 
 /* Each returns buf. Sizes are decimal, as the bar's: "512 B", "1.0 GB", "71 GB". */
-const char *text_count(uint64_t n, char buf[TEXT_MAX]);                /* "1,281,167" */
-const char *text_size(uint64_t bytes, char buf[TEXT_MAX]);             /* "71 GB" */
-const char *text_rate(double bytes_per_s, char buf[TEXT_MAX]);         /* "1.0 GB/s" */
-const char *text_clock(uint64_t seconds, char buf[TEXT_MAX]);          /* "1:12", "2:03:04" */
-const char *text_double(double v, int is_float, char buf[TEXT_MAX]);   /* the shortest that reads back the same */
+const char *text_count(uint64_t n, char buf[TEXT_MAX]);        /* "1,281,167" */
+const char *text_size(uint64_t bytes, char buf[TEXT_MAX]);     /* "71 GB" */
+const char *text_rate(double bytes_per_s, char buf[TEXT_MAX]); /* "1.0 GB/s" */
+const char *text_clock(uint64_t seconds, char buf[TEXT_MAX]);  /* "1:12", "2:03:04" */
+const char *text_double(double v, int is_float,
+                        char buf[TEXT_MAX]); /* the shortest that reads back the same */
 const char *text_plural(uint64_t n, const char *noun, char buf[TEXT_MAX]); /* "1 shard", "1,000 shards" */
 
 /* Length of the UTF-8 character at p (n >= 1 bytes there), *cp its code point; 0: not UTF-8. */
 size_t text_utf8(const void *p, size_t n, uint32_t *cp);
 int text_is_utf8(const void *p, size_t n);
 
-/* Writes bytes so that they fit on one line and no terminal obeys them: printable UTF-8 as it is, a backslash doubled,
- * the rest as \n, \t, \r or \xNN. At most max characters when max is not 0; then "..." follows. */
+/* Writes bytes so that they fit on one line and no terminal obeys them: printable UTF-8 as it is, a backslash
+ * doubled, the rest as \n, \t, \r or \xNN. At most max characters when max is not 0; then "..." follows. */
 void text_escape(FILE *f, const void *data, size_t len, size_t max);
 void text_line(FILE *f, const char *s); /* the same, backslashes left alone: for messages */
 
 uint64_t clock_now_ns(void); /* CLOCK_MONOTONIC */
 
-/* --------------------------------------------------------------------------------- json_line.c */
+/* --------------------------------------------------------------------------------- jsonl.c */
 
-/* One object a line: json_begin(), members, json_end(). A name of NULL is for elements of an array. */
-struct json {
+/* jsonl_, for jansson has json_. One object a line: jsonl_begin(), members, jsonl_end(). A name of NULL is
+ * for elements of an array. */
+struct jsonl {
     FILE *f;   /* borrowed; errors stay in it and are reported at exit */
     int comma; /* a member stands before the next one */
 };
-void json_begin(struct json *j, FILE *f);
-void json_end(struct json *j);
-void json_object(struct json *j, const char *name);
-void json_array(struct json *j, const char *name);
-void json_close(struct json *j, char bracket); /* '}' or ']' */
-void json_u64(struct json *j, const char *name, uint64_t v);
-void json_i64(struct json *j, const char *name, int64_t v);
-void json_double(struct json *j, const char *name, double v, int is_float); /* NaN and infinities: null */
-void json_fixed(struct json *j, const char *name, double v, int decimals);
-void json_bool(struct json *j, const char *name, int v);
-void json_null(struct json *j, const char *name);
-void json_hash(struct json *j, const char *name, uint64_t v);    /* 16 hex digits as a string */
-void json_text(struct json *j, const char *name, const char *s); /* NULL: null. Not UTF-8: as json_bytes() */
+void jsonl_begin(struct jsonl *j, FILE *f);
+void jsonl_end(struct jsonl *j);
+void jsonl_object(struct jsonl *j, const char *name);
+void jsonl_array(struct jsonl *j, const char *name);
+void jsonl_close(struct jsonl *j, char bracket); /* '}' or ']' */
+void jsonl_u64(struct jsonl *j, const char *name, uint64_t v);
+void jsonl_i64(struct jsonl *j, const char *name, int64_t v);
+void jsonl_double(struct jsonl *j, const char *name, double v, int is_float); /* NaN and infinities: null */
+void jsonl_fixed(struct jsonl *j, const char *name, double v, int decimals);
+void jsonl_bool(struct jsonl *j, const char *name, int v);
+void jsonl_null(struct jsonl *j, const char *name);
+void jsonl_hash(struct jsonl *j, const char *name, uint64_t v); /* 16 hex digits as a string */
+void jsonl_text(struct jsonl *j, const char *name,
+                const char *s); /* NULL: null. Not UTF-8: as jsonl_bytes() */
 /* A string; what is not UTF-8 becomes member NAME_hex, two digits a byte. */
-void json_bytes(struct json *j, const char *name, const void *data, size_t len);
+void jsonl_bytes(struct jsonl *j, const char *name, const void *data, size_t len);
 
 /* --------------------------------------------------------------------------------- progress.c */
 
@@ -76,11 +79,13 @@ struct progress {
     pthread_mutex_t lock; /* guards what follows: notices may come from the library's threads */
     FILE *f;
     int mode;
-    unsigned cols;       /* of the terminal */
-    unsigned drawn;      /* characters of the bar that is on the screen; 0: none */
+    unsigned cols;  /* of the terminal */
+    unsigned drawn; /* characters of the bar that is on the screen; 0: none */
     uint64_t start_ns, next_ns;
-    const char *phase;   /* of the marks */
-    struct progress_mark { uint64_t ns, done, bytes; } marks[PROGRESS_MARKS]; /* oldest first */
+    const char *phase; /* of the marks */
+    struct progress_mark {
+        uint64_t ns, done, bytes;
+    } marks[PROGRESS_MARKS]; /* oldest first */
     unsigned n_marks;
 };
 
@@ -92,7 +97,8 @@ void progress_hide(struct progress *p);
 void progress_show(struct progress *p);
 void progress_end(struct progress *p); /* leaves the last bar on the screen, ended by a newline */
 /* The line for s at now_ns, NUL-terminated: what progress_update() prints. */
-void progress_format(struct progress *p, const struct larder_progress *s, uint64_t now_ns, char line[PROGRESS_LINE_MAX]);
+void progress_format(struct progress *p, const struct larder_progress *s, uint64_t now_ns,
+                     char line[PROGRESS_LINE_MAX]);
 
 /* --------------------------------------------------------------------------------- options.c */
 
@@ -104,9 +110,18 @@ struct option_spec {
     const char *help;
 };
 #define OPTIONS_MAX 24
-#define OPTION_JSON {"json", 0, NULL, NULL, "one JSON object a line on stdout, nothing else there"}
-#define OPTION_QUIET {"quiet", 'q', NULL, NULL, "no progress and no summary, only errors"}
-#define OPTION_END {NULL, 0, NULL, NULL, NULL}
+#define OPTION_JSON                                                                   \
+    {                                                                                 \
+        "json", 0, NULL, NULL, "one JSON object a line on stdout, nothing else there" \
+    }
+#define OPTION_QUIET                                                        \
+    {                                                                       \
+        "quiet", 'q', NULL, NULL, "no progress and no summary, only errors" \
+    }
+#define OPTION_END                \
+    {                             \
+        NULL, 0, NULL, NULL, NULL \
+    }
 
 struct tool;
 struct verb {
@@ -120,18 +135,19 @@ struct verb {
 /* One run of the program. */
 struct tool {
     const struct verb *verb;
-    int argc; char **argv; /* argv[0] is the verb; after options_next() is through, argv holds the arguments alone */
-    int status;            /* the first complaint about options, or EXIT_DONE */
-    const char *option;    /* the one being parsed, "--seed", and */
-    const char *value;     /* its argument */
+    int argc;
+    char **argv; /* argv[0] is the verb; after options_next() is through, argv holds the arguments alone */
+    int status;  /* the first complaint about options, or EXIT_DONE */
+    const char *option; /* the one being parsed, "--seed", and */
+    const char *value;  /* its argument */
     char option_text[64];
-    int json, quiet;       /* where a verb has them */
+    int json, quiet; /* where a verb has them */
     struct progress progress;
 };
 
 enum { OPTIONS_END = -1, OPTIONS_STOP = -2 };
-/* The next option as its row in the verb's table; OPTIONS_END: t->argc arguments are left in t->argv, between min and
- * max of them; OPTIONS_STOP: return t->status. */
+/* The next option as its row in the verb's table; OPTIONS_END: t->argc arguments are left in t->argv, between
+ * min and max of them; OPTIONS_STOP: return t->status. */
 int options_next(struct tool *t, int min, int max);
 /* Parsers of the option's value. On failure they print the complaint, set t->status and leave *v alone. */
 void option_size(struct tool *t, uint64_t min, uint64_t max, uint64_t *v);
@@ -144,13 +160,14 @@ void option_compress(struct tool *t, int *compression, int *level);   /* "zstd:9
 void option_bad(struct tool *t, const char *expected); /* "--x: 'v' is not EXPECTED; see 'larder V --help'" */
 
 /* The bare parsers: 0, or -1 and *v is left alone. */
-int parse_size(const char *s, uint64_t *v);     /* 4096, 64MiB = 64M = 64m, 8GB = 8 * 10^9, 1.5G */
+int parse_size(const char *s, uint64_t *v); /* 4096, 64MiB = 64M = 64m, 8GB = 8 * 10^9, 1.5G */
 int parse_u64(const char *s, uint64_t *v);
 int parse_duration(const char *s, uint64_t *seconds); /* 90s, 30m, 24h, 7d, 2w, 90 */
 
 void options_help(const struct verb *v, FILE *f);
 /* The name nearest to wrong, or NULL when none is near. next(i) gives names until NULL. */
-const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i), const void *table);
+const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i),
+                            const void *table);
 
 /* --------------------------------------------------------------------------------- larder.c */
 
@@ -159,18 +176,19 @@ int tool_usage(struct tool *t, const char *fmt, ...) __attribute__((format(print
 int tool_fail(struct tool *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int tool_error(struct tool *t, const struct larder_error *err);
 int tool_nomem(struct tool *t);
-/* An error of a run that was told to stop: says so and ends by the signal; other errors: as tool_error(). hint: how to
- * go on. */
+/* An error of a run that was told to stop: says so and ends by the signal; other errors: as tool_error().
+ * hint: how to go on. */
 int tool_run_error(struct tool *t, const struct larder_error *err, const char *hint);
 
-/* Begins a run with progress: the bar, and SIGINT and SIGTERM make tool_progress() return 1. A second signal ends the
- * program at once. */
+/* Begins a run with progress: the bar, and SIGINT and SIGTERM make tool_progress() return 1. A second signal
+ * ends the program at once. */
 void tool_begin(struct tool *t);
 int tool_progress(struct tool *t, const struct larder_progress *p);
 /* 1 when stdout cannot be written any more: stop early, main reports it. */
 int tool_output_failed(void);
 /* Opens t's dataset at uri; 0, or -1 with the status in t->status. */
-int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o, struct larder_dataset **ds);
+int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o,
+              struct larder_dataset **ds);
 
 /* Notices: listed at once as JSON, otherwise the first few are kept for the summary. */
 #define NOTICES_KEPT 5
@@ -198,7 +216,7 @@ int cmd_repair(struct tool *t);
 int cmd_gc(struct tool *t);
 int cmd_bench(struct tool *t);
 
-extern const struct option_spec ingest_options[], info_options[], ls_options[], get_options[], export_options[],
-    verify_options[], repair_options[], gc_options[], bench_options[];
+extern const struct option_spec ingest_options[], info_options[], ls_options[], get_options[],
+    export_options[], verify_options[], repair_options[], gc_options[], bench_options[];
 
 #endif

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json_line.c - writes JSON, one object a line: {"name": value, ...}.
+ * jsonl.c - writes JSON, one object a line: {"name": value, ...}.
  *
- * Strings are escaped and always valid UTF-8: bytes that are not UTF-8 become a member NAME_hex of hex digits, so that a
- * key survives the trip exactly and a reader that forgets about it gets no wrong key. Write errors stay in the stream; main
- * looks at it before exit.
+ * Strings are escaped and always valid UTF-8: bytes that are not UTF-8 become a member NAME_hex of hex
+ * digits, so that a key survives the trip exactly and a reader that forgets about it gets no wrong key. Write
+ * errors stay in the stream; main looks at it before exit.
  */
 #include <inttypes.h>
 #include <math.h>
@@ -12,7 +12,7 @@
 
 #include "tools/tools.h"
 
-static void put_string(struct json *j, const char *s, size_t len)
+static void put_string(struct jsonl *j, const char *s, size_t len)
 {
     fputc('"', j->f);
     for (size_t i = 0; i < len; i++) {
@@ -32,7 +32,7 @@ static void put_string(struct json *j, const char *s, size_t len)
     fputc('"', j->f);
 }
 
-static void put_name(struct json *j, const char *name, const char *suffix)
+static void put_name(struct jsonl *j, const char *name, const char *suffix)
 {
     char full[300];
 
@@ -46,50 +46,50 @@ static void put_name(struct json *j, const char *name, const char *suffix)
     fputs(": ", j->f);
 }
 
-void json_begin(struct json *j, FILE *f)
+void jsonl_begin(struct jsonl *j, FILE *f)
 {
-    *j = (struct json){f, 0};
+    *j = (struct jsonl){f, 0};
     fputc('{', f);
 }
 
-void json_end(struct json *j)
+void jsonl_end(struct jsonl *j)
 {
     fputs("}\n", j->f);
 }
 
-void json_object(struct json *j, const char *name)
+void jsonl_object(struct jsonl *j, const char *name)
 {
     put_name(j, name, "");
     fputc('{', j->f);
     j->comma = 0;
 }
 
-void json_array(struct json *j, const char *name)
+void jsonl_array(struct jsonl *j, const char *name)
 {
     put_name(j, name, "");
     fputc('[', j->f);
     j->comma = 0;
 }
 
-void json_close(struct json *j, char bracket)
+void jsonl_close(struct jsonl *j, char bracket)
 {
     fputc(bracket, j->f);
     j->comma = 1;
 }
 
-void json_u64(struct json *j, const char *name, uint64_t v)
+void jsonl_u64(struct jsonl *j, const char *name, uint64_t v)
 {
     put_name(j, name, "");
     fprintf(j->f, "%" PRIu64, v);
 }
 
-void json_i64(struct json *j, const char *name, int64_t v)
+void jsonl_i64(struct jsonl *j, const char *name, int64_t v)
 {
     put_name(j, name, "");
     fprintf(j->f, "%" PRId64, v);
 }
 
-void json_double(struct json *j, const char *name, double v, int is_float)
+void jsonl_double(struct jsonl *j, const char *name, double v, int is_float)
 {
     char buf[TEXT_MAX];
 
@@ -97,7 +97,7 @@ void json_double(struct json *j, const char *name, double v, int is_float)
     fputs(isfinite(v) ? text_double(v, is_float, buf) : "null", j->f);
 }
 
-void json_fixed(struct json *j, const char *name, double v, int decimals)
+void jsonl_fixed(struct jsonl *j, const char *name, double v, int decimals)
 {
     put_name(j, name, "");
     if (isfinite(v))
@@ -106,33 +106,33 @@ void json_fixed(struct json *j, const char *name, double v, int decimals)
         fputs("null", j->f);
 }
 
-void json_bool(struct json *j, const char *name, int v)
+void jsonl_bool(struct jsonl *j, const char *name, int v)
 {
     put_name(j, name, "");
     fputs(v ? "true" : "false", j->f);
 }
 
-void json_null(struct json *j, const char *name)
+void jsonl_null(struct jsonl *j, const char *name)
 {
     put_name(j, name, "");
     fputs("null", j->f);
 }
 
-void json_hash(struct json *j, const char *name, uint64_t v)
+void jsonl_hash(struct jsonl *j, const char *name, uint64_t v)
 {
     put_name(j, name, "");
     fprintf(j->f, "\"%016" PRIx64 "\"", v);
 }
 
-void json_text(struct json *j, const char *name, const char *s)
+void jsonl_text(struct jsonl *j, const char *name, const char *s)
 {
     if (s)
-        json_bytes(j, name, s, strlen(s));
+        jsonl_bytes(j, name, s, strlen(s));
     else
-        json_null(j, name);
+        jsonl_null(j, name);
 }
 
-void json_bytes(struct json *j, const char *name, const void *data, size_t len)
+void jsonl_bytes(struct jsonl *j, const char *name, const void *data, size_t len)
 {
     const unsigned char *p = data;
 
