@@ -154,10 +154,10 @@ static int absolute(const char *path, char **out, struct larder_error *err)
 
     if (!cwd)
         return err_sys(err, err_code_of(errno), errno, "%s: the current directory cannot be told, give an absolute path", path);
-    while (path[0] == '.' && (path[1] == '/' || path[1] == '\0'))
-        path += path[1] ? 2 : 1;
-    while (*path == '/') /* "./" and then more slashes */
+    while (path[0] == '.' && (path[1] == '/' || path[1] == '\0')) {
         path++;
+        path += strspn(path, "/");
+    }
     size_t len = strlen(cwd) + 1 + strlen(path) + 1;
     *out = malloc(len);
     if (!*out)
