@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "loader/loader_int.h"
+#include "tests/unit/dataset.h"
+
+#include <sys/wait.h>
+
+struct rig {
+    struct store_io *io;
+    struct store *store;
+    struct tiers *tiers;
+    struct stage *stage;
+    struct stage_options o;
+};
+
+static const struct dataset_spec plain = {300, 64, 1000, 3000, 50, LARDER_COMPRESS_NONE};
+static const struct dataset_spec packed = {300, 64, 100, 300, 900, LARDER_COMPRESS_ZSTD};
+
+static void rig_open(struct rig *r, const char *dir, const struct dataset_spec *d, uint32_t batch_size, size_t staging)
+{
+    struct store_options so = {0};
+    struct tiers_options to = {0};
+    struct larder_error err;
+
+    *r = (struct rig){0};
+    REQUIRE_OK(io_file_open(dir, false, 0, &r->io, &err), &err);
+    REQUIRE_OK(store_open(r->io, &so, &r->store, &err), &err);
+    REQUIRE_OK(tiers_open(r->store, &to, &r->tiers, &err), &err);
+    r->o = (struct stage_options){r->store, r->tiers, {d->n, 11, LARDER_SHUFFLE_FULL}, batch_size, 0, 0, 16, staging};
+}
+
+static void rig_start(struct rig *r)
+{
+    struct larder_error err;
+
+    REQUIRE_OK(stage_open(&r->o, &r->stage, &err), &err);
+}
+
+static void rig_close(struct rig *r)
+{
+    stage_close(r->stage);
+    tiers_close(r->tiers);
+    store_close(r->store);
+    io_close(r->io);
+}
+
+/* Takes and checks one batch; returns it held. */
+static const struct larder_batch *take(struct rig *r, const struct dataset_spec *d, uint64_t epoch, uint64_t number)
+{
+    const struct larder_batch *b = NULL;
+    struct larder_error err = {0};
+    struct stage_cost cost;
+    uint64_t position, want[1024], bytes = 0;
+    uint32_t n = order_batch(&r->o.order, r->o.batch_size, number, &position);
+
+    REQUIRE_OK(stage_next(r->stage, &b, &cost, &err), &err);
+    CHECK_EQ(b->epoch, epoch);
+    CHECK_EQ(b->number, number);
+    CHECK_EQ(b->position, position);
+    REQUIRE_EQ(b->n, n);
+    CHECK_EQ(b->n_fields, F_COUNT);
+    order_fill(&r->o.order, epoch, position, n, want);
+    CHECK_MEM(b->ordinals, want, n * sizeof(*want));
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK(sample_is(d, b->ordinals[i], b->values + i * F_COUNT));
+        for (int f = 0; f < F_COUNT; f++)
+            bytes += b->values[i * F_COUNT + f].len;
+    }
+    CHECK_EQ(cost.bytes, bytes);
+    CHECK(cost.io.requests >= 1 && cost.io.requests <= n);
+    if (!d->compression)
+        CHECK(cost.io.bytes >= bytes && cost.prep_stall_ns == 0);
+    return b;
+}
+
+static void epochs(const struct dataset_spec *d, uint32_t batch_size, size_t staging)
+{
+    struct rig r;
+
+    rig_open(&r, dataset_make(d), d, batch_size, staging);
+    rig_start(&r);
+    for (uint64_t e = 0; e < 3; e++)
+        for (uint64_t b = 0; b < order_batches(&r.o.order, batch_size); b++)
+            stage_release(take(&r, d, e, b));
+    rig_close(&r);
+}
+
+TEST(batches_of_one) { epochs(&plain, 1, 1 << 20); }
+TEST(batches_of_seven) { epochs(&plain, 7, 1 << 20); }
+TEST(one_batch_an_epoch) { epochs(&plain, 300, 8 << 20); }
+TEST(batch_larger_than_the_dataset) { epochs(&plain, 1000, 8 << 20); }
+TEST(compressed) { epochs(&packed, 32, 1 << 20); }
+TEST(room_for_one_batch) { epochs(&plain, 32, 200 << 10); }
+
+TEST(what_is_held_stays_untouched)
+{
+    const struct larder_batch *held[6];
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 16, 600 << 10);
+    rig_start(&r);
+    for (int i = 0; i < 6; i++)
+        held[i] = take(&r, &plain, 0, (uint64_t)i);
+    stage_release(held[3]);
+    for (uint64_t b = 6; b < 15; b++)
+        stage_release(take(&r, &plain, 0, b));
+    for (int i = 0; i < 6; i++)
+        for (uint32_t k = 0; i != 3 && k < held[i]->n; k++)
+            CHECK(sample_is(&plain, held[i]->ordinals[k], held[i]->values + k * F_COUNT));
+    rig_close(&r);
+}
+
+TEST(holding_everything_is_told_at_once_and_can_be_mended)
+{
+    const struct larder_batch *held[1100], *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    int n = 0, rc;
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 64, 2 << 20);
+    rig_start(&r);
+    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0 && n < 1100)
+        held[n++] = b;
+    CHECK_ERR(rc, LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "release a batch") != NULL);
+    CHECK(n >= 5 && n <= 16);
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_EINVAL, &err);
+    stage_release(held[0]);
+    stage_release(held[1]);
+    b = take(&r, &plain, (uint64_t)n / 5, (uint64_t)n % 5);
+    for (int i = 2; i < n; i++)
+        for (uint32_t k = 0; k < held[i]->n; k++)
+            CHECK(sample_is(&plain, held[i]->ordinals[k], held[i]->values + k * F_COUNT));
+    rig_close(&r);
+}
+
+TEST(all_slots_of_tiny_batches)
+{
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    int n = 0, rc;
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 1, 64 << 20);
+    rig_start(&r);
+    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0)
+        n++;
+    CHECK_ERR(rc, LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "staging slots") != NULL);
+    CHECK_EQ(n, 2 * 16 + 4);
+    rig_close(&r);
+}
+
+TEST(a_batch_beyond_the_budget_says_what_it_needs)
+{
+    const struct larder_batch *b;
+    struct larder_error err, again;
+    struct stage_cost cost;
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 256, 64 << 10);
+    rig_start(&r);
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ENOMEM, &err);
+    CHECK(strstr(err.message, "65536") && strstr(err.message, "staging_bytes"));
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &again), LARDER_ENOMEM, &again);
+    CHECK_STR(again.message, err.message);
+    rig_close(&r);
+}
+
+TEST(a_page_of_staging_is_too_small_for_the_ordinals)
+{
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 300, 4096);
+    rig_start(&r);
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ENOMEM, &err);
+    rig_close(&r);
+}
+
+/* Flips a byte of the record of an ordinal. */
+static void damage(const char *dir, struct store *s, uint64_t ordinal)
+{
+    struct larder_error err;
+    struct extent e;
+    char path[400];
+    uint8_t byte;
+    FILE *f;
+
+    REQUIRE_OK(store_locate(s, &ordinal, 1, &e, &err), &err);
+    snprintf(path, sizeof(path), "%s/shards/%s", dir, store_manifest(s)->shards[e.shard].name);
+    REQUIRE((f = fopen(path, "r+b")) != NULL);
+    fseek(f, (long)(e.offset + e.stored_len / 2), SEEK_SET);
+    REQUIRE_EQ(fread(&byte, 1, 1, f), 1);
+    byte ^= 0x10;
+    fseek(f, -1, SEEK_CUR);
+    REQUIRE_EQ(fwrite(&byte, 1, 1, f), 1);
+    fclose(f);
+}
+
+TEST(damage_is_told_where_it_is_after_all_batches_before_it)
+{
+    const char *dir = dataset_make(&plain);
+    const struct larder_batch *b;
+    struct larder_error err, again;
+    struct stage_cost cost;
+    struct extent e;
+    char where[200];
+    struct rig r;
+    uint64_t ordinal;
+
+    rig_open(&r, dir, &plain, 10, 4 << 20);
+    order_fill(&r.o.order, 0, 77, 1, &ordinal);
+    damage(dir, r.store, ordinal);
+    REQUIRE_OK(store_locate(r.store, &ordinal, 1, &e, &err), &err);
+    rig_start(&r);
+    for (uint64_t i = 0; i < 7; i++)
+        stage_release(take(&r, &plain, 0, i));
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ECORRUPT, &err);
+    snprintf(where, sizeof(where), "%s slot %u", store_manifest(r.store)->shards[e.shard].name, e.slot);
+    CHECK(strstr(err.message, where) != NULL);
+    snprintf(where, sizeof(where), "offset %llu", (unsigned long long)e.offset);
+    CHECK(strstr(err.message, where) != NULL);
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &again), LARDER_ECORRUPT, &again);
+    CHECK_STR(again.message, err.message);
+    rig_close(&r);
+}
+
+TEST(a_missing_shard_ends_it)
+{
+    const char *dir = dataset_make(&plain);
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    char path[400];
+    struct rig r;
+    int rc;
+
+    rig_open(&r, dir, &plain, 10, 4 << 20);
+    snprintf(path, sizeof(path), "%s/shards/%s", dir, store_manifest(r.store)->shards[3].name);
+    REQUIRE_EQ(unlink(path), 0);
+    rig_start(&r);
+    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0)
+        stage_release(b);
+    CHECK(rc == LARDER_ENOTFOUND || rc == LARDER_EIO || rc == LARDER_ECORRUPT);
+    CHECK(strstr(err.message, store_manifest(r.store)->shards[3].name) != NULL);
+    rig_close(&r);
+}
+
+TEST(closing_at_any_moment)
+{
+    const char *dir = dataset_make(&plain);
+    const struct larder_batch *b;
+    struct stage_cost cost;
+    struct rig r;
+
+    rig_open(&r, dir, &plain, 20, 1 << 20);
+    for (int k = 0; k < 60; k++) {
+        rig_start(&r);
+        for (int i = 0; i < k % 20; i++) {
+            REQUIRE_EQ(stage_next(r.stage, &b, &cost, NULL), 0);
+            if (i % 5)
+                stage_release(b);
+        }
+        stage_close(r.stage);
+    }
+    r.stage = NULL;
+    rig_close(&r);
+}
+
+struct releaser {
+    const struct larder_batch *batches[600];
+    pthread_mutex_t lock;
+    pthread_cond_t some;
+    int n, released, end;
+};
+
+static void *release_main(void *arg)
+{
+    struct releaser *r = arg;
+
+    pthread_mutex_lock(&r->lock);
+    while (!r->end || r->released < r->n) {
+        if (r->released == r->n) {
+            pthread_cond_wait(&r->some, &r->lock);
+            continue;
+        }
+        stage_release(r->batches[r->released++]);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return NULL;
+}
+
+TEST(another_thread_may_release)
+{
+    struct releaser rel = {.n = 0};
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    struct rig r;
+    pthread_t t;
+    int rc;
+
+    pthread_mutex_init(&rel.lock, NULL);
+    pthread_cond_init(&rel.some, NULL);
+    rig_open(&r, dataset_make(&plain), &plain, 5, 1 << 20);
+    rig_start(&r);
+    pthread_create(&t, NULL, release_main, &rel);
+    for (int i = 0; i < 600; i++) {
+        while ((rc = stage_next(r.stage, &b, &cost, &err)) == LARDER_EINVAL)
+            ; /* the other thread is slow */
+        CHECK_OK(rc, &err);
+        pthread_mutex_lock(&rel.lock);
+        rel.batches[rel.n++] = b;
+        rel.end = i == 599 || rc;
+        pthread_cond_signal(&rel.some);
+        pthread_mutex_unlock(&rel.lock);
+        if (rc)
+            break;
+    }
+    pthread_join(t, NULL);
+    rig_close(&r);
+}
+
+TEST(the_end_of_all_epochs)
+{
+    struct rig r;
+
+    rig_open(&r, dataset_make(&plain), &plain, 100, 1 << 20);
+    r.o.epochs = 2;
+    r.o.epoch = 40;
+    rig_start(&r);
+    for (uint64_t b = 0; b < 6; b++)
+        stage_release(take(&r, &plain, 40 + b / 3, b % 3));
+    rig_close(&r);
+}
+
+TEST_MAIN();
