@@ -51,7 +51,7 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev \
 	libarchive-dev libxxhash-dev
 DEB_DEMO := libjpeg62-turbo-dev
-DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev file
+DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)
@@ -148,6 +148,8 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB)
 
 RUN = BUILD=$(abspath $(BUILD)) LARDER=$(abspath $(BUILD))/larder PYTHON=$(PYTHON) JOBS=$(JOBS) \
 	FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh
+# -j for what we start, unless make was started with -j and shares its slots.
+J = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
 SUITES := lint unit model fault crash e2e fuzz-smoke
 
 ## check: everything a change must pass: deps, build, all suites; the last line counts
@@ -170,7 +172,7 @@ e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs
 SANITIZE := asan.unit asan.model asan.fault asan.e2e tsan.unit tsan.model
 sanitize:
 	@for s in $(SANITIZE); do echo "== $$s"; \
-		$(MAKE) --no-print-directory -j$(JOBS) MODE=$${s%%.*} BUILD=build/$${s%%.*} $${s#*.} || rc=1; \
+		$(MAKE) --no-print-directory $(J) MODE=$${s%%.*} BUILD=build/$${s%%.*} $${s#*.} || rc=1; \
 	done; exit $${rc:-0}
 
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
@@ -180,12 +182,12 @@ export TSAN_OPTIONS ?= suppressions=$(abspath tests/tsan.supp):halt_on_error=1
 
 ## fuzz: each tests/fuzz/fuzz_*.c for FUZZ_SECONDS (60) over its corpus, with clang and libFuzzer
 fuzz:
-	@$(MAKE) --no-print-directory -j$(JOBS) MODE=fuzz CC=$(CLANG) BUILD=build/fuzz fuzz-run
+	@$(MAKE) --no-print-directory $(J) MODE=fuzz CC=$(CLANG) BUILD=build/fuzz fuzz-run
 ## fuzz-smoke: the same, a few seconds each (part of check; skipped without clang)
 fuzz-smoke:
 	@if echo 'int LLVMFuzzerTestOneInput(const char *d, long n); int LLVMFuzzerTestOneInput(const char *d, long n) { return d == (void *)n; }' | \
 		$(CLANG) -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; \
-	then $(MAKE) --no-print-directory -j$(JOBS) MODE=fuzz CC=$(CLANG) BUILD=build/fuzz FUZZ_SECONDS=4 fuzz-run; \
+	then $(MAKE) --no-print-directory $(J) MODE=fuzz CC=$(CLANG) BUILD=build/fuzz FUZZ_SECONDS=4 fuzz-run; \
 	else echo "fuzz: 0 passed, 0 failed, 1 skipped (no $(CLANG) with libFuzzer: make deps-check)"; \
 		[ -z "$$TEST_TOTALS" ] || echo "fuzz-smoke 0 0 1" >>"$$TEST_TOTALS"; fi
 fuzz-run: $(FUZZ)
@@ -197,7 +199,7 @@ lint:
 
 ## cov: line coverage of the product by unit, model, fault and e2e
 cov:
-	@for s in unit model fault e2e; do $(MAKE) --no-print-directory -j$(JOBS) MODE=cov BUILD=build/cov $$s || true; done
+	@for s in unit model fault e2e; do $(MAKE) --no-print-directory $(J) MODE=cov BUILD=build/cov $$s || true; done
 	@gcov -r -n $$(find build/cov/store build/cov/tiers build/cov/ingest build/cov/loader build/cov/tools -name '*.gcno') \
 		2>/dev/null | awk -F"[':% ]+" '/^File/ {f = $$2} /^Lines executed/ && f ~ /[.]c$$/ && f !~ /^tests/ { \
 		printf "%6.1f%% of %5d  %s\n", $$3, $$5, f; hit += $$3 * $$5 / 100; all += $$5} f {if (/^Lines|^No exec/) f = ""} \
@@ -221,7 +223,7 @@ endif
 DEMO := build/demo
 ## demo: deps, build, 2,000 JPEG images (or DATA=folder), ingest, three epochs, a table
 demo: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) all $(if $(DATA),,$(BUILD)/tests/data/mkjpegs)
+	@$(MAKE) --no-print-directory $(J) all $(if $(DATA),,$(BUILD)/tests/data/mkjpegs)
 	@BUILD=$(BUILD) LARDER=$(BUILD)/larder bash tests/data/demo.sh $(DEMO) '$(DATA)'
 
 # ---- housekeeping
