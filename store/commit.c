@@ -27,7 +27,7 @@ static uint64_t hint_read(struct store_io *io)
     return generation;
 }
 
-static int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err)
+int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
     AUTO_JSON struct json *o = json_new_object();

@@ -9,7 +9,7 @@
  */
 #include "store/store_int.h"
 
-enum { H_TAG = 24, H_REVISION = 28, H_UUID = 32, H_LINEAGE = 48, H_SESSION = 64, H_GENERATION = 72, H_UNIT = 80,
+enum { H_TAG = 24, H_REVISION = 28, H_UUID = 32, H_FAMILY = 48, H_SESSION = 64, H_GENERATION = 72, H_UNIT = 80,
        H_SUB = 88, H_CREATED = 96, H_END = 104 };
 enum { T_TAG = 8, T_PAGES = 12, T_FOOTER = 16, T_SIZE = 24, T_SAMPLES = 32, T_SECTIONS = 36, T_STORED = 40, T_RAW = 48,
        T_DICT = 56, T_PAGES_CRC = 64, T_HEADER_CRC = 68, T_INCOMPAT = 72, T_DIR = 96, T_SECTION = 16 };
@@ -32,7 +32,7 @@ void header_encode(const struct shard_header *h, uint8_t page[STORE_PAGE])
     put_u32(page + H_TAG, h->tag);
     put_u32(page + H_REVISION, h->revision);
     memcpy(page + H_UUID, h->uuid, 16);
-    memcpy(page + H_LINEAGE, h->lineage, 16);
+    memcpy(page + H_FAMILY, h->family, 16);
     memcpy(page + H_SESSION, h->session, 8);
     put_u64(page + H_GENERATION, h->generation);
     put_u64(page + H_UNIT, h->unit);
@@ -53,7 +53,7 @@ int header_decode(const uint8_t page[STORE_PAGE], const char *what, struct shard
     h->tag = get_u32(page + H_TAG);
     h->revision = get_u32(page + H_REVISION);
     memcpy(h->uuid, page + H_UUID, 16);
-    memcpy(h->lineage, page + H_LINEAGE, 16);
+    memcpy(h->family, page + H_FAMILY, 16);
     memcpy(h->session, page + H_SESSION, 8);
     h->generation = get_u64(page + H_GENERATION);
     h->unit = get_u64(page + H_UNIT);

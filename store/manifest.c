@@ -270,6 +270,12 @@ static int set_meta(struct json *o, const struct manifest *m, struct larder_erro
     return rc || rc2 ? err_nomem(err, 0, "a manifest") : LARDER_OK;
 }
 
+const uint8_t *manifest_family(const struct manifest *m)
+{
+    static const uint8_t none[16];
+    return memcmp(m->family, none, 16) ? m->family : m->lineage;
+}
+
 int meta_encode(const struct manifest *m, struct buf *out, struct larder_error *err)
 {
     AUTO_JSON struct json *o = json_new_object();
@@ -322,6 +328,7 @@ int manifest_encode(const struct manifest *m, struct buf *out, struct larder_err
     int rc = LARDER_OK;
     if (!o || json_set_u64(o, "larder", 1) || json_set_u64(o, "format", FORMAT_MAJOR) || json_set_u64(o, "features", 0) ||
         json_set_hex(o, "uuid", m->uuid, 16) || json_set_hex(o, "lineage", m->lineage, 16) ||
+        json_set_hex(o, "family", manifest_family(m), 16) ||
         json_set_u64(o, "generation", m->generation) || json_set_u64(o, "created", m->created_s) ||
         json_set_u64(o, "samples", m->samples))
         return err_nomem(err, 0, "a manifest");
@@ -570,6 +577,7 @@ static int manifest_parse(const struct json *o, const char *what, struct manifes
         return err_set(err, LARDER_EVERSION, "%s: format %llu with features %llx: upgrade larder", what,
                        (unsigned long long)format, (unsigned long long)features);
     if ((rc = json_get_hex(o, "uuid", what, m->uuid, 16, err)) || (rc = json_get_hex(o, "lineage", what, m->lineage, 16, err)) ||
+        (rc = json_get_hex(o, "family", what, m->family, 16, err)) ||
         (rc = json_get_u64(o, "generation", what, &m->generation, err)) || (rc = json_get_u64(o, "created", what, &m->created_s, err)) ||
         (rc = json_get_u64(o, "samples", what, &samples, err)) || (rc = meta_parse(o, what, m, err)) ||
         (rc = json_get_array(o, "shards", what, &shards, err)) || (rc = shards_parse(shards, what, m, err)) ||

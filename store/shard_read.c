@@ -3,7 +3,7 @@
  * shard_read.c - reads the footer of one shard, inspects a shard without a manifest, and streams a shard in slot order.
  *
  * A footer is read page by page, each page checked by its CRC, tag and number before it is believed; pages go through the
- * store's cache when there is one. The trailer is cached as page TRAILER_PAGE. A scan holds one window of records
+ * store's cache when there is one. Where only the trailer is damaged the pages themselves tell what it said. The trailer is cached as page TRAILER_PAGE. A scan holds one window of records
  * (SCAN_WINDOW, or one record if that is larger) and a few footer pages: memory does not grow with the shard.
  */
 #include "store/store_int.h"
@@ -84,6 +84,72 @@ int footer_read(const struct footer *f, const struct section *s, uint64_t off, v
 
 /* ---- a shard without a manifest ---- */
 
+/* Is this a whole footer page? Its own tag is believed: the caller compares. */
+static bool page_whole(const uint8_t *page)
+{
+    return page_crc_of(page) == crc32c(0, page + 4, STORE_PAGE - 4) && get_u16(page + 12) <= STORE_PAGE_DATA;
+}
+
+static int first_page(struct store_io *io, const char *path, uint64_t size, uint64_t *footer_off, struct larder_error *err)
+{
+    uint8_t page[STORE_PAGE];
+    for (uint64_t off = size - 2 * STORE_PAGE; off >= STORE_PAGE; off -= STORE_PAGE) {
+        int rc = io_read(io, path, off, page, STORE_PAGE, err);
+        if (rc)
+            return rc;
+        if (!page_whole(page))
+            break;
+        *footer_off = off;
+        if (get_u32(page + 8) == 0)
+            return LARDER_OK;
+    }
+    return err_set(err, LARDER_ECORRUPT, "%s: trailer and footer pages are damaged: its records cannot be found", path);
+}
+
+int trailer_rebuild(struct store_io *io, const char *path, uint64_t size, uint64_t footer_off, struct trailer *t,
+                    struct larder_error *err)
+{
+    uint8_t page[STORE_PAGE], entry[STORE_ENTRY] = {0};
+    uint32_t last = 0;
+    int rc = LARDER_OK;
+    memset(t, 0, sizeof(*t));
+    if (size < 3 * STORE_PAGE || size % STORE_PAGE || footer_off > size - 2 * STORE_PAGE)
+        return err_set(err, LARDER_ECORRUPT, "%s: %llu bytes are no shard: cut short", path, (unsigned long long)size);
+    if (!footer_off && (rc = first_page(io, path, size, &footer_off, err)))
+        return rc;
+    t->footer_off = footer_off;
+    t->file_size = size;
+    for (uint64_t off = footer_off; off < size - STORE_PAGE; off += STORE_PAGE, t->pages++) {
+        if ((rc = io_read(io, path, off, page, STORE_PAGE, err)))
+            return rc;
+        uint32_t kind = get_u16(page + 14), used = get_u16(page + 12);
+        if (t->pages == 0)
+            t->tag = get_u32(page + 4);
+        if (!page_whole(page) || get_u32(page + 4) != t->tag || get_u32(page + 8) != t->pages)
+            return err_set(err, LARDER_ECORRUPT, "%s: trailer and footer page %u are damaged: its records cannot be found", path, t->pages);
+        if (t->n_sections == 0 || kind != last) {
+            if (t->n_sections == SECTIONS_MAX)
+                return err_set(err, LARDER_ECORRUPT, "%s: footer pages are out of order", path);
+            t->sections[t->n_sections++] = (struct section){(uint16_t)(kind & 15), (uint16_t)(kind >> 4), t->pages, 0};
+            last = kind;
+        }
+        t->sections[t->n_sections - 1].len += used;
+        t->pages_crc = crc32c(t->pages_crc, page, 4);
+        if ((kind & 15) == SECTION_TABLE && used >= STORE_ENTRY)
+            memcpy(entry, page + PAGE_HEAD + used - STORE_ENTRY, STORE_ENTRY);
+        if ((kind & 15) == SECTION_DICT)
+            t->dict_id = UINT64_MAX; /* there is one: the scan needs no more */
+    }
+    const struct section *table = trailer_find(t, SECTION_TABLE, 0), *ends = trailer_find(t, SECTION_KEY_ENDS, 0);
+    struct extent e;
+    t->samples = table ? (uint32_t)(table->len / STORE_ENTRY) : 0;
+    if (!t->samples || table->len % STORE_ENTRY || !ends || ends->len != (uint64_t)t->samples * 4 || entry_decode(entry, footer_off, &e))
+        return err_set(err, LARDER_ECORRUPT, "%s: footer has no usable record table", path);
+    t->stored_bytes = e.offset + e.stored_len - STORE_PAGE;
+    t->raw_bytes = t->stored_bytes; /* not kept anywhere else; for information only */
+    return LARDER_OK;
+}
+
 static int section_read_all(const struct footer *f, const struct section *s, struct buf *out, struct larder_error *err)
 {
     int rc = s->len > 256 * MIB ? err_set(err, LARDER_ECORRUPT, "shards/%s: section of %llu bytes", f->name, (unsigned long long)s->len)
@@ -115,7 +181,7 @@ static int inspect_header(struct store_io *io, const char *path, struct shard_in
         return rc;
     *crc = trailer_crc_of(page);
     memcpy(info->uuid, h.uuid, 16);
-    memcpy(info->lineage, h.lineage, 16);
+    memcpy(info->family, h.family, 16);
     memcpy(info->session, h.session, 8);
     info->generation = h.generation;
     info->created_s = h.created_s;
@@ -143,7 +209,7 @@ static int inspect(struct store_io *io, const char *name, struct shard_info *inf
         return err_nomem(err, sizeof(*t), "a trailer");
     if ((rc = inspect_header(io, path, info, &header_crc, err)) || (rc = io_read(io, path, size - STORE_PAGE, page, STORE_PAGE, err)) ||
         (rc = trailer_decode(page, path, t, err)))
-        return rc;
+        return rc; /* LARDER_ECORRUPT from here on leaves *info's header part filled: repair may still find the records */
     if (t->file_size != size || t->tag != info->ref.tag || t->header_crc != header_crc)
         return err_set(err, LARDER_ECORRUPT, "%s: header and trailer are of different shards, or the file is cut short", path);
     struct shard_ref *r = &info->ref;
@@ -230,6 +296,10 @@ int shard_scan_open(struct store_io *io, const struct shard_ref *ref, int what, 
         shard_scan_close(s);
         return rc;
     }
+    struct larder_error why;
+    if (rc == LARDER_ECORRUPT && !trailer_rebuild(io, s->path, ref->size, ref->footer_off, &s->t, &why) &&
+        s->t.tag == ref->tag && s->t.samples == ref->samples)
+        rc = LARDER_OK; /* the pages say what the trailer would: only the trailer is lost */
     s->broken = rc != LARDER_OK;
     *scan = s;
     return LARDER_OK;

@@ -65,6 +65,12 @@ void shard_name_new(uint64_t run, uint32_t counter, char out[32])
     snprintf(out, 32, "%016llx-%06u", (unsigned long long)run, counter);
 }
 
+uint64_t dict_id_of(const void *dict, size_t len)
+{
+    uint64_t id = hash64(0, dict, len);
+    return id ? id : 1;
+}
+
 void shard_path(const char *name, char out[320]) { snprintf(out, 320, "shards/%s", name); }
 
 static int schema_clone(struct schema *dst, const struct schema *src, struct larder_error *err)
@@ -91,7 +97,7 @@ static int set_up(struct shard_writer *w, const struct shard_params *p, struct l
     w->header.generation = m->generation;
     w->header.created_s = now_wall_s();
     memcpy(w->header.uuid, m->uuid, 16);
-    memcpy(w->header.lineage, m->lineage, 16);
+    memcpy(w->header.family, manifest_family(m), 16);
     memcpy(w->header.session, p->session, 8);
     if ((rc = random_bytes(&w->header.tag, sizeof(w->header.tag), err)) || (rc = meta_encode(m, &w->meta, err)))
         return rc;
@@ -105,7 +111,7 @@ static int set_up(struct shard_writer *w, const struct shard_params *p, struct l
             return err_nomem(err, p->dict_len, "a dictionary");
         memcpy(w->dict, p->dict, p->dict_len);
         w->dict_len = p->dict_len;
-        w->dict_id = p->dict_id;
+        w->dict_id = dict_id_of(p->dict, p->dict_len);
     }
     w->codec = p->dict_len ? CODEC_ZSTD_DICT : CODEC_ZSTD;
     if (m->compression != LARDER_COMPRESS_NONE)

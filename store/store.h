@@ -62,6 +62,8 @@ int index_part_copy(struct index_part *dst, const struct index_part *src, struct
 
 struct manifest {
     uint8_t uuid[16], lineage[16];
+    uint8_t family[16];    /* kept by append and repair, new on repack: which shards belong together when no manifest is left.
+                            * All zero in a new dataset: the lineage is taken. */
     uint64_t generation, created_s, samples; /* samples: computed from shards */
     int compression;
     struct schema schema;
@@ -95,8 +97,9 @@ struct shard_params {
     uint8_t session[8];           /* the same for all shards of one ingest, resumed ones too */
     uint64_t unit; uint32_t sub, revision;
     int level;
-    const void *dict; size_t dict_len; uint64_t dict_id; /* zstd-dict: borrowed; kept in the shard */
+    const void *dict; size_t dict_len; /* zstd-dict: borrowed; kept in the shard */
 };
+uint64_t dict_id_of(const void *dict, size_t len); /* what shard_ref.dict_id will be; never 0 */
 struct shard_writer;
 /* name: file name below shards/, never used before (shard_name_new). */
 int shard_writer_open(struct store_io *io, const char *name, const struct shard_params *p, struct shard_writer **w,
@@ -168,7 +171,7 @@ int store_lookup(struct store *s, const void *const *keys, const size_t *lens, s
 /* ---- one shard by itself (shard_read.c): for verify, repair, index building ---- */
 
 struct shard_info { /* from header, trailer and meta */
-    uint8_t uuid[16], lineage[16], session[8];
+    uint8_t uuid[16], family[16], session[8];
     uint64_t generation, created_s;
     uint32_t revision;
     struct shard_ref ref;

@@ -38,7 +38,7 @@ enum section_kind {
 
 struct shard_header {
     uint32_t tag, revision, sub;
-    uint8_t uuid[16], lineage[16], session[8];
+    uint8_t uuid[16], family[16], session[8];
     uint64_t generation, unit, created_s;
 };
 struct section { uint16_t kind, field; uint32_t first_page; uint64_t len; };
@@ -65,10 +65,16 @@ int entry_decode(const uint8_t in[STORE_ENTRY], uint64_t footer_off, struct exte
 
 /* ---- manifest.c ---- */
 
+/* The family of m, or its lineage where none is set yet. */
+const uint8_t *manifest_family(const struct manifest *m);
 /* A JSON object whose last member "crc32c" covers every byte before that member's comma, and a newline. */
 int sealed_json_dump(const struct json *o, struct buf *out, struct larder_error *err);
 int sealed_json_parse(const void *text, size_t len, const char *what, struct json **o, struct larder_error *err);
 bool name_ok(const char *name); /* a file name of ours: no '/', no control bytes, no leading dot */
+
+/* ---- commit.c ---- */
+
+int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err);
 
 /* ---- record.c: pure ---- */
 
@@ -110,6 +116,28 @@ int footer_trailer(const struct footer *f, struct trailer *t, struct larder_erro
 int footer_read(const struct footer *f, const struct section *s, uint64_t off, void *out, size_t len, struct larder_error *err);
 int footer_section(const struct footer *f, int kind, struct buf *out, struct larder_error *err); /* whole, appended */
 void shard_path(const char *name, char out[320]);
+
+/* Finds a shard's directory from its pages alone, when the trailer is damaged: every page must be whole. footer_off 0: look for
+ * the first page from the end. */
+int trailer_rebuild(struct store_io *io, const char *path, uint64_t size, uint64_t footer_off, struct trailer *t,
+                    struct larder_error *err);
+
+/* ---- verify.c ---- */
+
+/* What a check of one shard tells. Lookups of keys go to ix when it is not NULL. */
+struct shard_check {
+    struct store_io *io;
+    struct store *store;        /* decodes records; NULL: CRCs and layout of the footer only */
+    struct index *ix;
+    const struct shard_ref *ref;
+    uint64_t shard_no;
+    larder_damage_fn *damage;   /* called by the checking thread */
+    void *user;
+    const atomic_bool *stop;
+    uint64_t bytes, samples, damaged; /* out */
+};
+/* Reads every byte of the shard. Damage is counted and told, and is no error; an error is I/O or memory. */
+int shard_check_run(struct shard_check *c, struct larder_error *err);
 
 /* ---- store.c ---- */
 

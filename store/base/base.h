@@ -181,6 +181,15 @@ int io_read(struct store_io *io, const char *name, uint64_t offset, void *buf, s
 /* Absolute path of a dataset URI ("/p", "p", "file:///p"): malloc'd. EINVAL for other schemes. */
 int uri_to_path(const char *uri, char **path, struct larder_error *err);
 
+/* ---- threads that share work (crew.c) ---- */
+
+/* Runs fn(user, worker, &stop) on `workers` threads and waits for all. tick (NULL allowed) is called on the calling thread about
+ * ten times a second and once at the end; when it or a worker returns nonzero, stop becomes true and workers should return soon.
+ * Returns the first error: a worker's code and *err, ECANCELED when tick asked to stop, or LARDER_OK. */
+typedef int crew_fn(void *user, unsigned worker, const atomic_bool *stop, struct larder_error *err);
+typedef int crew_tick_fn(void *user);
+int crew_run(unsigned workers, crew_fn *fn, crew_tick_fn *tick, void *user, struct larder_error *err);
+
 uint64_t now_ns(void);     /* monotonic */
 uint64_t now_wall_s(void); /* seconds since 1970 */
 unsigned cpu_count(void);  /* CPUs this process may use */
