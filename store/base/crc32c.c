@@ -6,9 +6,9 @@
  * thirds of it. A block is therefore read as three adjacent streams of `words` 8-byte words, and the three
  * CRCs are joined: moving a CRC over z zero bytes multiplies it by x^(8z) modulo P, which is a carry-less
  * multiplication by the constant x^(8z - 33) and one more CRC instruction, which multiplies by the x^33 that
- * is missing while it reduces (V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
- * Instruction", 2011). There is a constant for every stream length up to 128 words, so that a record of any
- * size down to a few hundred bytes is split evenly, and one pair for long streams.
+ * is missing while it reduces ("Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction", 2011).
+ * There is a constant for every stream length up to 128 words, so that a record of any size down to a few
+ * hundred bytes is split evenly, and one pair for long streams.
  *
  * Without such instructions: eight table look-ups for each eight bytes. The tables are linear in the index,
  * hence the compiler writes them from eight constants each.

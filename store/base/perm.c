@@ -7,14 +7,14 @@
  *
  *   mix64(z):       z ^= z >> 30; z *= 0xbf58476d1ce4e5b9; z ^= z >> 27; z *= 0x94d049bb133111eb; z ^= z >> 31
  *   state:          mix64(mix64(mix64(key + G) + tweak + G) + n + G),  G = 0x9e3779b97f4a7c15
- *   round_key[i]:   mix64(state + (i + 1) G), i = 0..5           (splitmix64: Steele, Lea, Flood, 2014)
+ *   round_key[i]:   mix64(state + (i + 1) G), i = 0..5           (splitmix64)
  *   bits:           the smallest b >= BITS_MIN with 2^b >= n; bits_l = b / 2 rounded down, bits_r = b - bits_l
  *   f(x, k), 32 bit: x ^= low half of k; x ^= x >> 16; x *= 0x21f0aaad; x ^= x >> 15; x += high half of k;
- *                   x *= 0x735a2d97; x ^= x >> 15                (constants: C. Wellons, hash-prospector)
+ *                   x *= 0x735a2d97; x ^= x >> 15                (constants: hash-prospector)
  *   encrypt(v):     l = v >> bits_r, r = the low bits_r bits of v; for i = 0, 2, 4:
  *                       l ^= f(r, round_key[i]) mod 2^bits_l;  r ^= f(l, round_key[i + 1]) mod 2^bits_r;
  *                   then l << bits_r | r
- *   perm_at(v):     v = encrypt(v), again until v < n            (cycle walking: Black and Rogaway, 2002)
+ *   perm_at(v):     v = encrypt(v), again until v < n            ("Ciphers with Arbitrary Finite Domains", 2002)
  *
  * An unbalanced Feistel network permutes [0, 2^b) whatever f is. 2^b < 2n, so a walk takes less than two steps
  * on average; only below 2^BITS_MIN = 256 are there more, because networks on fewer bits reach their
