@@ -98,8 +98,9 @@ FLAGS := $(BUILD)/flags
 $(shell mkdir -p $(BUILD); echo '$(FLAGS_TEXT)' | cmp -s - $(FLAGS) || echo '$(FLAGS_TEXT)' >$(FLAGS))
 
 # Allocations and system calls that fault tests replace: tests/fault/fault.h defines __wrap_NAME for each.
-WRAPS := malloc calloc realloc posix_memalign aligned_alloc strdup strndup mmap pthread_create \
-	open openat pread pwrite fsync fdatasync rename renameat link linkat unlink unlinkat ftruncate mkdir mkdirat fstat
+WRAPS := malloc calloc realloc posix_memalign aligned_alloc strdup strndup asprintf mmap pthread_create \
+	open openat pread preadv2 pwrite pwritev write fsync fdatasync sync_file_range rename renameat renameat2 link linkat \
+	unlink unlinkat ftruncate mkdir mkdirat fstat fstatat fdopendir flock
 WRAP_FLAGS := $(WRAPS:%=-Wl,--wrap=%)
 
 # ---- build

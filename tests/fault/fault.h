@@ -14,9 +14,9 @@
  *         CHECK(rc < 0 ...);                  // or it got by without: then its result must be right
  *     }
  *
- * FAULT_IO: pread, pwrite, fsync, fdatasync, open for writing, rename, link, unlink, ftruncate, mkdir, fstat fail with EIO;
- * every third pwrite that fails is a full disk instead (ENOSPC), and pread fails by EIO only. FAULT_SHORT: the Nth pread or
- * pwrite transfers half of what was asked, which is legal and must be gone on from. FAULT_THREAD: pthread_create, EAGAIN.
+ * FAULT_IO: open, pread, pwrite, fsync, rename, link, unlink, mkdir, fstat and their kin fail with EIO; every third write
+ * that fails is a full disk instead (ENOSPC). FAULT_SHORT: the Nth read or write transfers half of what was asked, which is
+ * legal and must be gone on from. FAULT_THREAD: pthread_create, EAGAIN.
  * Counting is over all threads; a sweep over an operation with threads is therefore not the same twice, but still covers.
  */
 #ifndef FAULT_H
@@ -31,8 +31,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <stdio.h>
+#include <dirent.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 enum fault_kind { FAULT_ALLOC, FAULT_IO, FAULT_SHORT, FAULT_THREAD, FAULT_KINDS };
@@ -115,6 +119,19 @@ FAULT_DECLARE(char *, strndup, const char *s, size_t n)
 {
     return fault_now(FAULT_ALLOC, "strndup") ? (errno = ENOMEM, NULL) : __real_strndup(s, n);
 }
+int __wrap_asprintf(char **out, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int __wrap_asprintf(char **out, const char *fmt, ...)
+{
+    va_list ap;
+    int n;
+
+    if (fault_now(FAULT_ALLOC, "asprintf"))
+        return errno = ENOMEM, -1;
+    va_start(ap, fmt);
+    n = vasprintf(out, fmt, ap);
+    va_end(ap);
+    return n;
+}
 FAULT_DECLARE(void *, mmap, void *at, size_t len, int prot, int flags, int fd, off_t off)
 {
     return fault_now(FAULT_ALLOC, "mmap") ? (errno = ENOMEM, MAP_FAILED)
@@ -138,11 +155,38 @@ FAULT_DECLARE(ssize_t, pread, int fd, void *buf, size_t n, off_t off)
         return errno = EIO, -1;
     return __real_pread(fd, buf, n > 1 && fault_now(FAULT_SHORT, "pread") ? n / 2 : n, off);
 }
+FAULT_DECLARE(ssize_t, preadv2, int fd, const struct iovec *iov, int n, off_t off, int flags)
+{
+    if (fault_now(FAULT_IO, "preadv2"))
+        return errno = EIO, -1;
+    return __real_preadv2(fd, iov, n > 1 && fault_now(FAULT_SHORT, "preadv2") ? n / 2 : n, off, flags);
+}
+static inline ssize_t fault_write_error(void)
+{
+    errno = atomic_load(&fault_calls[FAULT_IO]) % 3 ? EIO : ENOSPC;
+    return -1;
+}
+FAULT_DECLARE(ssize_t, write, int fd, const void *buf, size_t n)
+{
+    if (fd <= 2) /* the test's own output */
+        return __real_write(fd, buf, n);
+    if (fault_now(FAULT_IO, "write"))
+        return fault_write_error();
+    return __real_write(fd, buf, n > 1 && fault_now(FAULT_SHORT, "write") ? n / 2 : n);
+}
 FAULT_DECLARE(ssize_t, pwrite, int fd, const void *buf, size_t n, off_t off)
 {
     if (fault_now(FAULT_IO, "pwrite"))
-        return errno = atomic_load(&fault_calls[FAULT_IO]) % 3 ? EIO : ENOSPC, -1;
+        return fault_write_error();
     return __real_pwrite(fd, buf, n > 1 && fault_now(FAULT_SHORT, "pwrite") ? n / 2 : n, off);
+}
+FAULT_DECLARE(ssize_t, pwritev, int fd, const struct iovec *iov, int n, off_t off)
+{
+    if (fault_now(FAULT_IO, "pwritev"))
+        return fault_write_error();
+    if (iov[0].iov_len > 1 && fault_now(FAULT_SHORT, "pwritev"))
+        return __real_pwrite(fd, iov[0].iov_base, iov[0].iov_len / 2, off);
+    return __real_pwritev(fd, iov, n, off);
 }
 int __real_open(const char *path, int flags, ...);
 int __wrap_open(const char *path, int flags, ...);
@@ -174,6 +218,10 @@ FAULT_DECLARE(int, fsync, int fd)
 {
     return FAULT_IO_OR(__real_fsync(fd), "fsync");
 }
+FAULT_DECLARE(int, sync_file_range, int fd, off64_t off, off64_t n, unsigned flags)
+{
+    return FAULT_IO_OR(__real_sync_file_range(fd, off, n, flags), "sync_file_range");
+}
 FAULT_DECLARE(int, fdatasync, int fd)
 {
     return FAULT_IO_OR(__real_fdatasync(fd), "fdatasync");
@@ -185,6 +233,10 @@ FAULT_DECLARE(int, rename, const char *from, const char *to)
 FAULT_DECLARE(int, renameat, int fd, const char *from, int fd2, const char *to)
 {
     return FAULT_IO_OR(__real_renameat(fd, from, fd2, to), "renameat");
+}
+FAULT_DECLARE(int, renameat2, int fd, const char *from, int fd2, const char *to, unsigned flags)
+{
+    return FAULT_IO_OR(__real_renameat2(fd, from, fd2, to, flags), "renameat2");
 }
 FAULT_DECLARE(int, link, const char *from, const char *to)
 {
@@ -217,6 +269,18 @@ FAULT_DECLARE(int, mkdirat, int fd, const char *path, mode_t mode)
 FAULT_DECLARE(int, fstat, int fd, struct stat *st)
 {
     return FAULT_IO_OR(__real_fstat(fd, st), "fstat");
+}
+FAULT_DECLARE(int, fstatat, int fd, const char *path, struct stat *st, int flags)
+{
+    return FAULT_IO_OR(__real_fstatat(fd, path, st, flags), "fstatat");
+}
+FAULT_DECLARE(DIR *, fdopendir, int fd)
+{
+    return fault_now(FAULT_IO, "fdopendir") ? (errno = EIO, NULL) : __real_fdopendir(fd);
+}
+FAULT_DECLARE(int, flock, int fd, int how)
+{
+    return FAULT_IO_OR(__real_flock(fd, how), "flock");
 }
 
 #endif
