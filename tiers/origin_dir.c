@@ -70,14 +70,14 @@ static bool lookup(struct origin *o, uint32_t shard, struct origin_file *f)
     return true;
 }
 
-/* Empties a slot by CLOCK and returns it, or NULL when all are pinned. lock is held. */
-static struct slot *evict(struct origin *o, int *old_fd)
+/* Empties a slot by CLOCK and returns it, or NULL when all are pinned. full: not one that is empty. lock is held. */
+static struct slot *evict(struct origin *o, bool full, int *old_fd)
 {
     for (unsigned i = 0; i < 2 * o->n_slots + 1; i++) {
         struct slot *s = &o->slots[o->hand];
         o->hand = (o->hand + 1) % o->n_slots;
         uint64_t state = atomic_load_explicit(&s->state, memory_order_relaxed);
-        if (state & PINS_MASK)
+        if ((state & PINS_MASK) || (full && !state))
             continue;
         if (state & USED) {
             atomic_compare_exchange_strong_explicit(&s->state, &state, state & ~USED, memory_order_relaxed,
@@ -137,7 +137,7 @@ static bool publish(struct origin *o, uint32_t shard, int fd, bool direct, struc
     if (lookup(o, shard, f)) { /* another thread was faster */
         *spare = fd;
     } else {
-        struct slot *s = evict(o, spare);
+        struct slot *s = evict(o, false, spare);
         ok = s != NULL;
         if (ok) {
             uint32_t at = (uint32_t)(s - o->slots);
@@ -157,10 +157,7 @@ static bool shed(struct origin *o)
 {
     int fd = -1;
     pthread_mutex_lock(&o->lock);
-    for (unsigned i = 0; i < o->n_slots && fd < 0; i++) { /* an empty slot may come first */
-        if (!evict(o, &fd))
-            break;
-    }
+    evict(o, true, &fd);
     pthread_mutex_unlock(&o->lock);
     if (fd >= 0)
         close(fd);

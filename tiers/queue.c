@@ -146,8 +146,8 @@ static void fail(struct tiers_queue *q, struct queue_op *op, int sys)
         err_sys(first_error(op->fetch), LARDER_EIO, sys, "reading %u bytes of shard %s at offset %llu; 'larder verify' tells "
                 "what is damaged", op->read.len, shard->name, at);
     else
-        err_set(first_error(op->fetch), LARDER_ECORRUPT, "shard %s ends at offset %llu, before the records at %llu+%u: it was "
-                "cut short; 'larder verify' lists the damage", shard->name, at, (unsigned long long)s->offset, s->need);
+        err_set(first_error(op->fetch), LARDER_ECORRUPT, "shard %s was cut short: it has no bytes from offset %llu on, and records "
+                "lie at %llu+%u; 'larder verify' lists the damage", shard->name, at, (unsigned long long)s->offset, s->need);
     op->fetch->failed = true;
     retire(q, op);
 }
