@@ -13,6 +13,7 @@
 #define INDEX_BYTES_DEFAULT (64 * MIB)
 #define LOCATE_BATCH 256u /* pages missing at once */
 #define DICT_MAX (16 * MIB)
+#define LOOKUP_BATCH 256u /* keys asked of the index at once */
 
 int store_open(struct store_io *io, const struct store_options *o, struct store **out, struct larder_error *err)
 {
@@ -26,10 +27,13 @@ int store_open(struct store_io *io, const struct store_options *o, struct store 
         return err_nomem(err, sizeof(*s), "a dataset");
     pthread_mutex_init(&s->lock, NULL);
     s->io = io;
-    s->index_bytes = o->index_bytes ? o->index_bytes : INDEX_BYTES_DEFAULT;
+    size_t index_bytes = o->index_bytes ? o->index_bytes : INDEX_BYTES_DEFAULT;
+    s->index_bytes = index_bytes / 2; /* the other half remembers single keys: 16 bytes a key, RocksDB needs its length and more */
     rc = generation_load(io, generation, &s->m, err);
     if (!rc)
         rc = pages_new(o->table_bytes ? o->table_bytes : TABLE_BYTES_DEFAULT, &s->pages, err);
+    if (!rc)
+        rc = key_cache_new(index_bytes - s->index_bytes, &s->key_cache, err);
     if (rc) {
         store_close(s);
         return rc;
@@ -43,6 +47,7 @@ void store_close(struct store *s)
     if (!s)
         return;
     index_close(atomic_load(&s->index));
+    key_cache_free(s->key_cache);
     for (struct dict_node *d = atomic_load(&s->dicts), *next; d; d = next) {
         next = d->next;
         zdict_free(d->dict);
@@ -418,15 +423,44 @@ static int index_get(struct store *s, struct index **ix, struct larder_error *er
     return rc;
 }
 
+/* Asks the index for those of n <= LOOKUP_BATCH keys that have no ordinal yet. */
+static int lookup_missing(struct store *s, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals,
+                          struct larder_error *err)
+{
+    const void *ask[LOOKUP_BATCH];
+    size_t ask_lens[LOOKUP_BATCH], at[LOOKUP_BATCH], n_ask = 0;
+    uint64_t found[LOOKUP_BATCH];
+    struct index *ix;
+    for (size_t i = 0; i < n; i++) {
+        if (ordinals[i] != LARDER_NO_ORDINAL)
+            continue;
+        ask[n_ask] = keys[i];
+        ask_lens[n_ask] = lens[i];
+        at[n_ask++] = i;
+    }
+    int rc = n_ask ? index_get(s, &ix, err) : LARDER_OK;
+    if (rc || !n_ask)
+        return rc;
+    rc = index_lookup(ix, ask, ask_lens, n_ask, found, err);
+    for (size_t i = 0; !rc && i < n_ask; i++) {
+        if (found[i] >= s->m.samples) /* absent, or beyond the pinned generation: not there */
+            continue;
+        ordinals[at[i]] = found[i];
+        key_cache_put(s->key_cache, ask[i], ask_lens[i], found[i]);
+    }
+    return rc;
+}
+
 int store_lookup(struct store *s, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals,
                  struct larder_error *err)
 {
-    struct index *ix;
-    int rc = index_get(s, &ix, err);
-    if (!rc)
-        rc = index_lookup(ix, keys, lens, n, ordinals, err);
-    for (size_t i = 0; !rc && i < n; i++) /* beyond the pinned generation: not there */
-        if (ordinals[i] >= s->m.samples)
-            ordinals[i] = LARDER_NO_ORDINAL;
-    return rc;
+    for (size_t first = 0; first < n; first += LOOKUP_BATCH) {
+        size_t count = MIN(n - first, (size_t)LOOKUP_BATCH);
+        if (key_cache_get(s->key_cache, keys + first, lens + first, count, ordinals + first) == 0)
+            continue;
+        int rc = lookup_missing(s, keys + first, lens + first, count, ordinals + first, err);
+        if (rc)
+            return rc;
+    }
+    return LARDER_OK;
 }

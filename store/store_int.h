@@ -72,6 +72,15 @@ int sealed_json_dump(const struct json *o, struct buf *out, struct larder_error 
 int sealed_json_parse(const void *text, size_t len, const char *what, struct json **o, struct larder_error *err);
 bool name_ok(const char *name); /* a file name of ours: no '/', no control bytes, no leading dot */
 
+/* ---- key_cache.c ---- */
+
+struct key_cache;
+int key_cache_new(size_t bytes, struct key_cache **c, struct larder_error *err);
+void key_cache_free(struct key_cache *c);
+/* Ordinals of the keys it remembers, LARDER_NO_ORDINAL for the others; returns how many those are. */
+size_t key_cache_get(const struct key_cache *c, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals);
+void key_cache_put(struct key_cache *c, const void *key, size_t len, uint64_t ordinal);
+
 /* ---- commit.c ---- */
 
 int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err);
@@ -146,7 +155,8 @@ struct store {
     struct store_io *io;       /* borrowed */
     struct manifest m;
     struct pages *pages;
-    size_t index_bytes;
+    size_t index_bytes;        /* for RocksDB's blocks */
+    struct key_cache *key_cache;
     pthread_mutex_t lock;      /* guards opening the index and adding dictionaries */
     struct index *_Atomic index;
     struct dict_node *_Atomic dicts; /* append-only; read without the lock */

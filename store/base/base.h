@@ -85,6 +85,7 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t len);
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
 const char *crc32c_impl(void); /* "sse4.2 x3" or "table": for `larder info --version` and tests */
 uint64_t hash64(uint64_t seed, const void *data, size_t len); /* XXH3 */
+void hash128(uint64_t seed, const void *data, size_t len, uint64_t out[2]); /* XXH3, both halves */
 int random_bytes(void *out, size_t len, struct larder_error *err);
 void hex_encode(const void *data, size_t len, char *out); /* 2*len characters and NUL */
 bool hex_decode(const char *text, size_t text_len, void *out, size_t len); /* exactly 2*len digits */
