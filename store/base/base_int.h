@@ -56,8 +56,8 @@ int io_name_check(const char *name, struct larder_error *err);
 int io_failed(const char *root, const char *name, int sys_errno, const char *verb, struct larder_error *err);
 /* openat below the root with O_CLOEXEC; short of descriptors, gives up cached ones. -1 and errno. */
 int io_file_openat(struct io_file *f, const char *name, int flags, unsigned mode);
-/* Makes the folders that name lies in. */
-int io_file_make_parents(struct io_file *f, const char *name, struct larder_error *err);
+/* Makes the folders that name lies in. 0 or an errno. */
+int io_file_make_parents(struct io_file *f, const char *name);
 /* Names in dir and in each folder above it, up to the root, are durable. dir_len bytes of dir; 0: the root alone. */
 int io_file_sync_dirs(struct io_file *f, const char *dir, size_t dir_len, struct larder_error *err);
 size_t io_parent_len(const char *name); /* "a/b/c" -> 3, "a" -> 0 */

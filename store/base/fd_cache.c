@@ -10,7 +10,9 @@
  *
  * Invariants: an entry is in the idle list exactly when refs == 0; in the hash table exactly when not forgotten;
  * n_open counts entries that have a descriptor. More than max are open only while more than max are in use.
- * EMFILE and ENFILE cost an idle descriptor, or a wait for one; a thread that waits holds none, so that this ends.
+ *
+ * EMFILE and ENFILE cost an idle descriptor, or a wait until another thread (n_used, n_busy) is done with one. A thread that
+ * waits holds none, and one that finds nobody else at it fails, so that this ends.
  *
  * Any thread. The mutex guards everything in struct fd_cache and all entries but `fd` and `name`, which never change. It is
  * not held across open, read or close.
@@ -25,11 +27,12 @@
 
 struct fd_cache {
     pthread_mutex_t lock;
-    pthread_cond_t released; /* an entry became idle or was closed */
+    pthread_cond_t released; /* n_used or n_busy fell */
     int root;
     const char *root_path;
     unsigned max;
     size_t n_open, n_used;
+    size_t n_busy; /* threads that are opening or closing a file, and may have a descriptor that is not counted */
     size_t n_buckets; /* a power of two */
     struct fd_entry **buckets;
     struct fd_entry *newest, *oldest; /* idle ones */
@@ -144,6 +147,19 @@ static int open_file(int root, struct fd_entry *e)
     return EBADF;
 }
 
+/* Closes e, which is out of the cache already; NULL allowed. Under the lock, which is released meanwhile. */
+static void close_entry(struct fd_cache *c, struct fd_entry *e)
+{
+    if (!e)
+        return;
+    c->n_busy++;
+    pthread_mutex_unlock(&c->lock);
+    entry_free(e);
+    pthread_mutex_lock(&c->lock);
+    c->n_busy--;
+    pthread_cond_broadcast(&c->released);
+}
+
 /* ---- the door ---- */
 
 int fd_cache_new(int root, const char *root_path, unsigned max, struct fd_cache **out, struct larder_error *err)
@@ -181,20 +197,21 @@ void fd_cache_free(struct fd_cache *c)
     free(c);
 }
 
-/* Descriptors are short. True: one may be free now, try again. False: nobody here holds any. Under the lock. */
+/* Descriptors are short. True: one may be free now, try again. False: nobody else here has any. Under the lock, by a thread
+ * that is counted in n_busy. */
 static bool make_room(struct fd_cache *c)
 {
     struct fd_entry *victim = evict(c);
 
     if (victim) {
-        pthread_mutex_unlock(&c->lock);
-        entry_free(victim);
-        pthread_mutex_lock(&c->lock);
+        close_entry(c, victim);
         return true;
     }
-    if (c->n_used == 0)
+    if (c->n_used == 0 && c->n_busy == 1)
         return false;
+    c->n_busy--; /* may leave another one alone, which has just been trying and will see it */
     pthread_cond_wait(&c->released, &c->lock);
+    c->n_busy++;
     return true;
 }
 
@@ -203,9 +220,9 @@ static bool make_room(struct fd_cache *c)
 static int open_entry(struct fd_cache *c, struct fd_entry *fresh, struct fd_entry **e)
 {
     for (;;) {
-        struct fd_entry *victim = c->n_open >= c->max ? evict(c) : NULL;
+        if (c->n_open >= c->max)
+            close_entry(c, evict(c));
         pthread_mutex_unlock(&c->lock);
-        entry_free(victim);
         int rc = open_file(c->root, fresh);
         pthread_mutex_lock(&c->lock);
         *e = find(c, fresh->name);
@@ -246,10 +263,13 @@ int fd_cache_get(struct fd_cache *c, const char *name, struct fd_entry **out, st
     if (!fresh)
         return err_nomem(err, sizeof(*fresh) + strlen(name) + 1, "descriptor cache");
     pthread_mutex_lock(&c->lock);
+    c->n_busy++;
     int rc = open_entry(c, fresh, &e);
-    pthread_mutex_unlock(&c->lock);
     if (rc || e != fresh)
-        entry_free(fresh);
+        close_entry(c, fresh);
+    c->n_busy--;
+    pthread_cond_broadcast(&c->released);
+    pthread_mutex_unlock(&c->lock);
     if (rc == EBADF)
         return err_set(err, LARDER_ECORRUPT, "%s/%s: not a regular file", c->root_path, name);
     if (rc)
@@ -273,10 +293,10 @@ void fd_cache_put(struct fd_cache *c, struct fd_entry *e)
         else
             idle_add(c, e);
     }
-    pthread_mutex_unlock(&c->lock);
     if (drop)
-        entry_free(e);
+        close_entry(c, e);
     pthread_cond_broadcast(&c->released);
+    pthread_mutex_unlock(&c->lock);
 }
 
 /* Takes e out of the hash table, and out of the cache unless it is in use. Returns what the caller closes, or NULL. */
@@ -294,8 +314,8 @@ void fd_cache_forget(struct fd_cache *c, const char *name)
 {
     pthread_mutex_lock(&c->lock);
     struct fd_entry *e = find(c, name), *doomed = e ? forget(c, e) : NULL;
+    close_entry(c, doomed);
     pthread_mutex_unlock(&c->lock);
-    entry_free(doomed);
 }
 
 void fd_cache_forget_other(struct fd_cache *c, const char *name, uint64_t dev, uint64_t ino)
@@ -303,22 +323,19 @@ void fd_cache_forget_other(struct fd_cache *c, const char *name, uint64_t dev, u
     pthread_mutex_lock(&c->lock);
     struct fd_entry *e = find(c, name);
     struct fd_entry *doomed = e && (e->dev != dev || e->ino != ino) ? forget(c, e) : NULL;
+    close_entry(c, doomed);
     pthread_mutex_unlock(&c->lock);
-    entry_free(doomed);
 }
 
 size_t fd_cache_shrink(struct fd_cache *c)
 {
     size_t n = 0;
 
-    for (;; n++) {
-        pthread_mutex_lock(&c->lock);
-        struct fd_entry *e = evict(c);
-        pthread_mutex_unlock(&c->lock);
-        if (!e)
-            return n;
-        entry_free(e);
-    }
+    pthread_mutex_lock(&c->lock);
+    for (struct fd_entry *e; (e = evict(c)); n++)
+        close_entry(c, e);
+    pthread_mutex_unlock(&c->lock);
+    return n;
 }
 
 size_t fd_cache_open_count(struct fd_cache *c)

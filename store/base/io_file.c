@@ -130,19 +130,19 @@ int io_file_sync_dirs(struct io_file *f, const char *dir, size_t dir_len, struct
     }
 }
 
-int io_file_make_parents(struct io_file *f, const char *name, struct larder_error *err)
+int io_file_make_parents(struct io_file *f, const char *name)
 {
     AUTO_FREE char *path = strdup(name);
 
     if (!path)
-        return err_nomem(err, strlen(name) + 1, "name");
+        return ENOMEM;
     for (char *slash = strchr(path, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
         if (mkdirat(f->root, path, 0777) != 0 && errno != EEXIST)
-            return io_failed(f->path, path, errno, "make the folder", err);
+            return errno;
         *slash = '/';
     }
-    return LARDER_OK;
+    return 0;
 }
 
 static int file_sync(struct store_io *io, const char *dir, struct larder_error *err)

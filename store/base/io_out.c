@@ -31,7 +31,7 @@
 #define PAGE ((size_t)4096)
 #define WRITEBACK ((uint64_t)8 << 20)
 
-enum { PARENT_TRIES = 8 }; /* a folder can be removed, being empty, between making and using it */
+enum { PARENT_TRIES = 100 }; /* another thread can remove a folder, being empty, between our making and using it */
 
 struct store_out {
     struct io_file *f;
@@ -90,6 +90,9 @@ static int open_temp(struct store_out *o, const char *dir, const char *temp, boo
     return ENOMEM;
 }
 
+/* What an operation on a name in a folder that is gone can fail with: ext4 has EPERM for O_TMPFILE in one just removed. */
+static bool folder_gone(int sys_errno) { return sys_errno == ENOENT || sys_errno == EPERM; }
+
 static int open_out(struct store_out *o, bool named, struct larder_error *err)
 {
     AUTO_FREE char *temp = NULL;
@@ -100,9 +103,12 @@ static int open_out(struct store_out *o, bool named, struct larder_error *err)
         int failed = open_temp(o, dir, temp, named);
         if (failed == 0)
             return LARDER_OK;
-        if (failed != ENOENT || tries == PARENT_TRIES)
-            return io_failed(o->f->path, o->name, failed, "create it", err);
-        rc = io_file_make_parents(o->f, o->name, err);
+        if (folder_gone(failed) && tries < PARENT_TRIES) {
+            int made = io_file_make_parents(o->f, o->name);
+            failed = made == 0 || made == ENOENT ? 0 : made;
+        }
+        if (failed)
+            rc = io_failed(o->f->path, o->name, failed, "create it", err);
     }
     return rc;
 }
@@ -282,16 +288,17 @@ static int link_named(struct store_out *o)
 static int publish(struct store_out *o)
 {
     for (int tries = 0;; tries++) {
-        int rc = o->temp ? link_named(o) : link_nameless(o);
-        if (rc == 0)
+        int failed = o->temp ? link_named(o) : link_nameless(o);
+        if (failed == 0)
             return LARDER_OK;
-        if (rc == EEXIST)
+        if (failed == EEXIST)
             return err_set(&o->failed, LARDER_EEXIST, "%s/%s: it is there already", o->f->path, o->name);
-        if (rc != ENOENT || tries == PARENT_TRIES)
-            return fail(o, rc, "name the finished file");
-        rc = io_file_make_parents(o->f, o->name, &o->failed);
-        if (rc)
-            return rc;
+        if (failed == ENOENT && tries < PARENT_TRIES) {
+            int made = io_file_make_parents(o->f, o->name);
+            failed = made == 0 || made == ENOENT ? 0 : made;
+        }
+        if (failed)
+            return fail(o, failed, "name the finished file");
     }
 }
 
