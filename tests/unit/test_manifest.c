@@ -137,7 +137,7 @@ TEST(schemas)
     CHECK_ERR(schema_copy(&s, f, 2, &err), LARDER_EINVAL, &err);
     CHECK_ERR(schema_copy(&s, f, 0, &err), LARDER_EINVAL, &err);
     struct larder_field many[101];
-    char names[101][8];
+    char names[101][16];
     for (int i = 0; i < 101; i++) {
         snprintf(names[i], sizeof(names[i]), "f%d", i);
         many[i] = (struct larder_field){names[i], LARDER_BOOL, NULL, 0, NULL};
