@@ -1,0 +1,121 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Help, version and wrong usage: nothing here touches a dataset.
+. "$(dirname "$0")/common.sh"
+
+version=$(sed -n 's/^#define LARDER_VERSION "\(.*\)"/\1/p' "$root/loader/larder.h")
+ok larder --version
+out_is "larder $version"
+
+ok larder --help
+out_is "usage: larder VERB [OPTION...] ARGUMENT...
+A store of training samples: packed, indexed, checked, read ahead in epochs.
+
+  ingest   Convert a folder or tar files into a dataset.
+  info     Describe a dataset: size, schema, generation.
+  ls       List keys in the order of their ordinals.
+  get      Show samples, or write the bytes of a field.
+  export   Write samples as files into a folder or a tar.
+  verify   Check every byte: manifest, index, shards.
+  repair   Rebuild index and manifest, drop what is damaged.
+  gc       Remove old generations and stray files.
+  bench    Run the loader and report each epoch.
+
+'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.
+Times: 24h, 7d, 30m, 90s.
+Exit status: 0 done, 1 failed, 2 wrong usage, 3 corrupt data found."
+
+ok larder gc --help
+out_is "usage: larder gc [OPTION...] DATASET
+Remove old generations and stray files.
+
+Generations superseded only lately stay, whatever --keep says: a training job may be
+reading one.
+
+Options:
+      --keep N                  newest generations that stay in any case [1]
+      --older-than TIME         remove only what was superseded or written longer ago [24h]
+      --dry-run                 report only, remove nothing
+      --json                    one JSON object a line on stdout, nothing else there
+  -q, --quiet                   no output, only errors
+  -h, --help                    this text
+
+Example:
+  larder gc /data/photos --keep 2 --older-than 7d"
+ok larder help gc
+has out '^usage: larder gc'
+for verb in ingest info ls get export verify repair gc bench; do
+    ok larder $verb --help
+    has out "^usage: larder $verb "
+    has out '^Example'
+    # every option of --help is in the man page too
+    for option in $(grep -oE -- '--[a-z][a-z-]+' "$tmp/out" | sort -u); do
+        sed 's/\\-/-/g' "$root/tools/larder.1" | grep -qF -- "$option" || fail "larder.1 lacks $option of $verb"
+    done
+done
+
+wrong() { # MESSAGE ARGUMENTS...
+    local want=$1
+    shift
+    run larder "$@"
+    rc_is 2
+    out_is ''
+    err_is "$want"
+}
+run larder
+rc_is 2
+has err '^usage: larder VERB'
+wrong "larder: unknown verb 'verfy'; did you mean 'verify'? see 'larder --help'" verfy d
+wrong "larder: unknown verb 'xyzzy'; see 'larder --help'" xyzzy
+wrong "larder: unknown option '--json'; the verb comes first; see 'larder --help'" --json ls
+wrong "larder: unknown verb 'g\x1b'; did you mean 'gc'? see 'larder --help'" $'g\x1b'
+wrong "larder ingest: SOURCE is missing; see 'larder ingest --help'" ingest
+wrong "larder ingest: DATASET is missing; see 'larder ingest --help'" ingest a
+wrong "larder info: DATASET is missing; see 'larder info --help'" info
+wrong "larder info: 'b' is one argument too many; see 'larder info --help'" info a b
+wrong "larder get: KEY is missing; see 'larder get --help'" get d
+wrong "larder ingest: unknown option '--shardsize'; did you mean '--shard-size'? see 'larder ingest --help'" \
+    ingest a b --shardsize 1
+wrong "larder ls: unknown option '-z'; see 'larder ls --help'" ls d -z
+wrong "larder ls: --count needs a value; see 'larder ls --help'" ls d --count
+wrong "larder ls: -n needs a value; see 'larder ls --help'" ls d -n
+wrong "larder ls: --json takes no value; see 'larder ls --help'" ls d --json=1
+wrong "larder ls: --count: 'x' is not a whole number; see 'larder ls --help'" ls d --count x
+wrong "larder ls: --first: '-1' is not a whole number; see 'larder ls --help'" ls d --first -1
+wrong "larder ingest: --shard-size: '64X' is not a size such as 64MiB, 8GB or 4096; see 'larder ingest --help'" \
+    ingest a b --shard-size 64X
+wrong "larder ingest: --order: 'random' is not shuffled or source; see 'larder ingest --help'" ingest a b --order random
+wrong "larder ingest: --compress: 'zstd:99' is not none, zstd, zstd:LEVEL, zstd-dict or zstd-dict:LEVEL with a level of 1 to 19; see 'larder ingest --help'" \
+    ingest a b --compress zstd:99
+wrong "larder ingest: --workers: 0 is out of range, 1 to 1024 are allowed; see 'larder ingest --help'" ingest a b -j0
+wrong "larder verify: --subset: '3/2' is not a part n/t with 1 <= n <= t, such as 1/10; see 'larder verify --help'" \
+    verify d --subset 3/2
+wrong "larder gc: --older-than: '3y' is not a time such as 24h, 7d, 30m or 90s; see 'larder gc --help'" gc d --older-than 3y
+wrong "larder bench: --image: 'rrc:224' is not raw; this version delivers images as they are stored and decodes none; see 'larder bench --help'" \
+    bench d --image rrc:224
+wrong "larder bench: --shuffle: 'block' is not full or none; see 'larder bench --help'" bench d --shuffle block
+wrong "larder get: --output needs --field; see 'larder get --help'" get d k -o f
+wrong "larder get: --json and --field exclude each other: one describes, the other writes bytes; see 'larder get --help'" \
+    get d k --json --field image
+
+# what is not there
+for verb in info ls verify repair gc bench; do
+    run larder $verb nowhere
+    rc_is 1
+    out_is ''
+    [ "$(wc -l <"$tmp/err")" -eq 1 ] || fail "$verb: more than one line on stderr"
+    has err "^larder $verb: .*nowhere"
+done
+run larder get nowhere k
+rc_is 1
+has err '^larder get: .*nowhere'
+[ ! -e nowhere ] || fail "a verb that only reads made a dataset"
+
+# stdout that cannot be written
+run bash -c '"$LARDER" --help >/dev/full'
+rc_is 1
+err_is 'larder: cannot write to standard output: No space left on device'
+run bash -c '"$LARDER" --help >&-'
+rc_is 1
+err_is 'larder: cannot write to standard output: Bad file descriptor'
+echo "test_usage: ok"
