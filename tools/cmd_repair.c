@@ -53,17 +53,22 @@ static void print_json(struct tool *t, const struct larder_repair_report *r, int
 
 static void print_text(const struct larder_repair_report *r, int dry_run)
 {
-    const char *would = dry_run ? "would have " : "";
     char a[TEXT_MAX], b[TEXT_MAX];
 
-    if (dry_run)
-        printf("dry run: the dataset would have ");
-    else
-        printf("repaired as generation %" PRIu64 ": ", r->generation);
-    printf("%s in %s", text_plural(r->samples, "sample", a), text_plural(r->shards, "shard", b));
-    printf("; %s%s dropped", would, text_plural(r->dropped, "sample", a));
+    if (dry_run) {
+        printf("dry run: %s of %s to rewrite, index and manifest to rebuild; nothing was changed\n",
+               text_plural(r->shards_rewritten + r->shards_dropped, "shard", a), text_count(r->shards, b));
+        return;
+    }
+    if (r->generation == 0) {
+        puts("mended in place; the newest generation stays as it is");
+        return;
+    }
+    printf("repaired as generation %" PRIu64 ": %s in %s", r->generation,
+           text_plural(r->samples, "sample", a), text_plural(r->shards, "shard", b));
+    printf("; %s dropped", text_plural(r->dropped, "sample", a));
     printf(", %s rewritten", text_plural(r->shards_rewritten, "shard", a));
-    printf(", %s dropped", text_plural(r->shards_dropped, "shard", a));
+    printf(", %s lost", text_plural(r->shards_dropped, "shard", a));
     puts(r->lineage_changed ? "; a new lineage, ordinals moved" : "; lineage and ordinals kept");
 }
 

@@ -19,7 +19,7 @@ mkdir -p work
 cd work
 
 fail() {
-    echo "$test_name: line ${BASH_LINENO[1]:-?}: $*"
+    echo "$test_name: line ${BASH_LINENO[${#BASH_LINENO[@]} - 2]}: $*"
     exit 1
 }
 larder() { "$LARDER" "$@"; }
@@ -46,9 +46,7 @@ same() { # WHAT FILE WANT
     have=$(normalise <"$2"; echo x)
     [ "${have%x}" = "$3" ] && return
     printf '%s' "$3" | diff -u --label expected --label "$1" - <(printf '%s' "${have%x}") || true
-    BASH_LINENO[1]=${BASH_LINENO[2]:-?}
-    echo "$test_name: line ${BASH_LINENO[1]}: $1 differs"
-    exit 1
+    fail "$1 differs"
 }
 out_is() { if [ -z "${1-}" ]; then same stdout "$tmp/out" ''; else same stdout "$tmp/out" "$1"$'\n'; fi; }
 err_is() { if [ -z "${1-}" ]; then same stderr "$tmp/err" ''; else same stderr "$tmp/err" "$1"$'\n'; fi; }

@@ -1,0 +1,66 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# ingest, verify, three shuffled epochs: N samples an epoch, three orders, one data_hash, whatever reads and batches.
+. "$(dirname "$0")/common.sh"
+"$PYTHON" - <<'PY'
+import os, hashlib
+for i in range(500):
+    os.makedirs(f"src/{i % 5}", exist_ok=True)
+    with open(f"src/{i % 5}/{i}.bin", "wb") as f:
+        f.write((hashlib.sha256(b"%d" % i).digest() * 200)[: 37 * (i % 150)])
+PY
+ok larder ingest src d --fields data:bytes --shard-size 200k --quiet
+ok larder verify d
+sed -i -E 's/[0-9.]+ [kM]B/SIZE/; s/[0-9]+ shards/SHARDS/' "$tmp/out"
+out_is "verified generation 1: SHARDS, 500 samples, SIZE; all is well"
+
+ok larder bench d --epochs 3 --shuffle full --image raw --json --batch-size 64
+lines_are_json "$tmp/out"
+cp "$tmp/out" "$tmp/epochs"
+is epochs "$(json_of "$tmp/epochs" '[(l["epoch"], l["samples"], l["batches"]) for l in o]')" "[(0, 500, 8), (1, 500, 8), (2, 500, 8)]"
+is orders "$(json_of "$tmp/epochs" 'len({l["order_hash"] for l in o})')" 3
+is data "$(json_of "$tmp/epochs" 'len({l["data_hash"] for l in o})')" 1
+is hashes "$(json_of "$tmp/epochs" 'all(len(l[k]) == 16 for l in o for k in ("order_hash", "data_hash"))')" True
+is members "$(json_of "$tmp/epochs" 'list(o[0])')" \
+    "['epoch', 'samples', 'batches', 'seconds', 'samples_per_s', 'bytes', 'fetch_stall_s', 'prep_stall_s', 'order_hash', 'data_hash', 'tiers']"
+is tiers "$(json_of "$tmp/epochs" 'o[0]["tiers"]["origin"]["hits"], o[0]["tiers"]["origin"]["misses"], list(o[0]["tiers"]["origin"])')" \
+    "(500, 0, ['hits', 'misses', 'bytes', 'requests'])"
+want=$(("$(find src -type f -printf '%s+')" 500 * 8))
+is bytes "$(json_of "$tmp/epochs" '{l["bytes"] for l in o}')" "{$want}"
+data=$(json_of "$tmp/epochs" 'o[0]["data_hash"]')
+orders=$(json_of "$tmp/epochs" '[l["order_hash"] for l in o]')
+
+again() { # the same orders and data with other options
+    run "$@"
+    rc_is 0
+    is "orders of $*" "$(json_of "$tmp/out" '[l["order_hash"] for l in o]')" "$orders"
+    is "data of $*" "$(json_of "$tmp/out" '{l["data_hash"] for l in o}')" "{'$data'}"
+}
+again env LARDER_NO_URING=1 "$LARDER" bench d --epochs 3 --json
+again larder bench d --epochs 3 --json --batch-size 7 --queue-depth 1
+again larder bench d --epochs 3 --json --direct on
+again larder bench d --epochs 3 --json --direct off --staging 1MiB --batch-size 16
+ok larder bench d --shuffle none --json
+is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
+ok larder bench d --seed 5 --json
+is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
+[ "$(json_of "$tmp/out" 'o[0]["order_hash"]')" != "$(json_of "$tmp/epochs" 'o[0]["order_hash"]')" ] || fail "seed 5 has the order of seed 0"
+
+# 8 batches of 20 ms are at least 160 ms, and the fetch hides behind them
+ok larder bench d --json --batch-size 64 --compute-ms 20
+is compute "$(json_of "$tmp/out" '0.16 <= o[0]["seconds"] < 2')" True
+
+# compressed: other stored bytes, the same delivered ones
+ok larder ingest src z --fields data:bytes --compress zstd --quiet
+again larder bench z --epochs 3 --json
+
+ok larder bench d --epochs 2
+is rows "$(wc -l <"$tmp/out")" 3
+has out '^epoch .* order_hash +data_hash$'
+has out "  $data\$"
+[ "$(awk '{print length}' "$tmp/out" | sort -u | wc -l)" -eq 1 ] || fail "columns do not line up"
+
+run larder bench d --staging 1
+rc_is 1
+has err '^larder bench: '
+echo "test_bench: ok"
