@@ -212,11 +212,13 @@ void notices_add(struct notices *n, const char *what, const char *why)
 
     n->count++;
     if (n->t->json) {
+        progress_hide(&n->t->progress);
         jsonl_begin(&j, stdout);
         jsonl_text(&j, "event", n->event);
         jsonl_text(&j, "what", what);
         jsonl_text(&j, "why", why);
         jsonl_end(&j);
+        progress_show(&n->t->progress);
     } else if (n->n_kept < NOTICES_KEPT && (text = notice_text(what, why))) {
         n->kept[n->n_kept++] = text; /* without memory the count still stands */
     }
