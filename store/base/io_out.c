@@ -26,7 +26,7 @@
 
 #include "store/base/base_int.h"
 
-#define BUFFER ((size_t)1 << 20)
+#define BUFFER ((size_t)256 << 10)
 #define DIRECT_MIN ((size_t)64 << 10) /* writes from here on skip the buffer */
 #define PAGE ((size_t)4096)
 #define WRITEBACK ((uint64_t)8 << 20)
