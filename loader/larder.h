@@ -29,6 +29,8 @@
  *             keeping the memory until the last release.
  *   Output.   The library never prints, logs, aborts or exits.
  *   Paths.    A dataset is named by a path or file:///path.
+ *   Structs.  Options, reports and infos begin with struct_size, which the caller sets (LARDER_..._INIT does). A larger
+ *             one, of a newer header, is taken when what this library does not know is zero; a smaller one is EINVAL.
  *
  * ERRORS
  *
@@ -300,12 +302,14 @@ struct larder_batch {
 
 /* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).
  * Returns LARDER_OK and sets *batch; LARDER_END after the last batch of each epoch (the call after that begins the
- * next epoch; after the last epoch every call returns LARDER_END); or an error: ECORRUPT, EIO, ENOMEM (the batch does
- * not fit the staging budget: says how much it needs), EINVAL (every staging slot is held by the caller: release a
- * batch first), EFORK. After an error the loader is spent: every further call returns the same error. */
+ * next epoch; after the last epoch every call returns LARDER_END); or an error. EINVAL, when the batches that the
+ * caller holds leave no room for the next one, passes: release a batch and call again. After any other the loader is spent and
+ * every further call returns the same error: ECORRUPT (names shard, slot and offset), EIO, ENOTFOUND (a shard is missing),
+ * ENOMEM (the batch does not fit the staging budget: says how much it needs), EFORK. Batches before the damaged one are
+ * delivered first. *batch is NULL unless LARDER_OK. */
 int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err);
 
-/* Gives the batch's slot back to be filled; NULL is allowed. Does not block. */
+/* Gives the batch's slot back to be filled; NULL is allowed. Any thread; does not block. */
 void larder_batch_release(const struct larder_batch *batch);
 
 /* What the tier nearest to a sample delivered. */
