@@ -10,6 +10,10 @@
 /* crc32c() by tables alone, whatever the processor has. */
 uint32_t crc32c_table(uint32_t crc, const void *data, size_t len);
 
+/* One step of the walk for n values (a multiple of 16) in place, by the code for vectors of 0 (whatever the target
+ * has), 256 or 512 bits. False, and nothing done, where the processor lacks them. */
+bool perm_encrypt_as(int vector_bits, const struct perm *p, uint64_t *v, size_t n);
+
 /* ---- limits.c ---- */
 
 /* As cpu_count() and memory_available(), reading SYSROOT/proc/... and SYSROOT/<cgroup mount>/... ("" in earnest). */

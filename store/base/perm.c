@@ -25,6 +25,7 @@
  * Pure functions over the caller's struct; any thread.
  */
 #include "store/base/base.h"
+#include "store/base/base_int.h"
 
 #include <assert.h>
 
@@ -164,7 +165,7 @@ __attribute__((target("avx512f,avx512dq"))) static void encrypt_avx512(const str
 }
 #endif
 
-static inline void encrypt_many(const struct perm *p, uint64_t *v, size_t n)
+static void encrypt_many(const struct perm *p, uint64_t *v, size_t n)
 {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
@@ -177,6 +178,26 @@ static inline void encrypt_many(const struct perm *p, uint64_t *v, size_t n)
     }
 #endif
     encrypt_plain(p, v, n);
+}
+
+bool perm_encrypt_as(int vector_bits, const struct perm *p, uint64_t *v, size_t n)
+{
+    assert(n % LANES == 0);
+    if (vector_bits == 0) {
+        encrypt_plain(p, v, n);
+        return true;
+    }
+#if defined(__x86_64__)
+    if (vector_bits == 256 && __builtin_cpu_supports("avx2")) {
+        encrypt_avx2(p, v, n);
+        return true;
+    }
+    if (vector_bits == 512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) {
+        encrypt_avx512(p, v, n);
+        return true;
+    }
+#endif
+    return false;
 }
 
 /* Of the values out[0..count) those that left [0, n) walk on: gathered in v, put back, again. count <= BLOCK. */

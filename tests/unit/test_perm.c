@@ -6,6 +6,7 @@
  * six standard deviations; skewed() shows that the tests see what is skewed.
  */
 #include "store/base/base.h"
+#include "store/base/base_int.h"
 #include "tests/unit/test.h"
 
 /* sum((count - expected)^2 / expected) against the chi-square distribution of `freedom` degrees. */
@@ -100,6 +101,26 @@ TEST(range_is_at)
                 REQUIRE_EQ(out[k], perm_at(&p, first + k));
         }
     }
+}
+
+/* Each width of vectors takes the step that the scalar code takes: on a full domain perm_at() is one step. */
+TEST(every_vector_width)
+{
+    static const int widths[] = {0, 256, 512};
+
+    for (int bits = 8; bits <= 63; bits += 5)
+        for (size_t w = 0; w < ARRAY_LEN(widths); w++) {
+            uint64_t v[48], first = ((uint64_t)1 << bits) - 48;
+            struct perm p;
+
+            perm_init(&p, 6, (uint64_t)bits, (uint64_t)1 << bits);
+            for (size_t i = 0; i < 48; i++)
+                v[i] = first + i;
+            if (!perm_encrypt_as(widths[w], &p, v, 48))
+                continue;
+            for (size_t i = 0; i < 48; i++)
+                REQUIRE_EQ(v[i], perm_at(&p, first + i));
+        }
 }
 
 /* ---- that it never changes ---- */
