@@ -879,8 +879,7 @@ static int name_ssts(struct build *b, const rocksdb_livefiles_t *live, struct la
                 hi = mid;
         }
         struct index_file *f = &b->files[lo];
-        if (key_cmp(f->first, f->first_len, first, first_len) || key_cmp(f->last, f->last_len, last, last_len) ||
-            f->keys != rocksdb_livefiles_entries(live, i) || !is_sst(name))
+        if (key_cmp(f->first, f->first_len, first, first_len) || key_cmp(f->last, f->last_len, last, last_len) || !is_sst(name))
             return err_set(err, LARDER_EIO, "%s: RocksDB lists %s with other keys than were written", b->tmp, name);
         free(f->name);
         if (!(f->name = strdup(name + (name[0] == '/'))))
