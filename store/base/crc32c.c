@@ -22,7 +22,7 @@
 #include <immintrin.h>
 #define CRC_HW_NAME "sse4.2 x3"
 #define CRC_TARGET __attribute__((target("sse4.2,pclmul")))
-#elif defined(__aarch64__)
+#elif defined(__aarch64__) && !defined(__clang__)
 #include <arm_acle.h>
 #include <arm_neon.h>
 #include <asm/hwcap.h>
