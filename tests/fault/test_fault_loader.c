@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_fault_loader.c - the Nth allocation, system call or thread fails while a dataset is opened, read and run through a loader.
+ *
+ * Whatever fails: an error with its message, or the right bytes; nothing leaks and nothing hangs.
+ */
+#include "loader/loader_int.h"
+#include "tests/fault/fault.h"
+#include "tests/unit/dataset.h"
+
+static const struct dataset_spec spec = {60, 20, 20000, 90000, 40, LARDER_COMPRESS_ZSTD};
+
+static uint64_t digest(uint64_t h, const struct larder_value *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        h = larder_hash64(h, v[i].data, v[i].len);
+    return h;
+}
+
+static int read_some(struct larder_dataset *ds, const struct larder_read_options *o, uint64_t *h, struct larder_error *err)
+{
+    static const uint64_t ordinals[] = {3, 59, 3, 20, 21, 0};
+    struct larder_sample samples[6] = {{0}};
+    int rc = larder_dataset_read(ds, ordinals, 6, o, samples, err);
+
+    for (int i = 0; i < 6; i++)
+        if (rc == 0)
+            *h = digest(*h, samples[i].fields, samples[i].n_fields);
+        else
+            CHECK(samples[i].owner == NULL);
+    larder_samples_release(samples, 6);
+    return rc;
+}
+
+static int run_epoch(struct larder_dataset *ds, uint64_t *h, struct larder_error *err)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    const struct larder_batch *b;
+    struct larder_loader *ld;
+    int rc;
+
+    o.batch_size = 16;
+    o.epochs = 1;
+    o.staging_bytes = 4 << 20;
+    rc = larder_loader_open(ds, &o, &ld, err);
+    if (rc) {
+        CHECK(ld == NULL);
+        return rc;
+    }
+    while ((rc = larder_loader_next(ld, &b, err)) == 0) {
+        *h = digest(*h, b->values, (size_t)b->n * b->n_fields);
+        larder_batch_release(b);
+    }
+    larder_loader_close(ld);
+    return rc == LARDER_END ? 0 : rc;
+}
+
+/* All of it; *h gets a digest of every byte delivered. */
+static int operation(const char *dir, uint64_t *h, struct larder_error *err)
+{
+    static const uint32_t fields[] = {F_IMAGE, F_LABEL};
+    struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
+    struct larder_read_options ro = {sizeof(ro), fields, 2};
+    struct larder_dataset *ds;
+    int rc;
+
+    *h = 0;
+    o.direct = LARDER_DIRECT_OFF;
+    rc = larder_dataset_open(dir, &o, &ds, err);
+    if (rc) {
+        CHECK(ds == NULL);
+        return rc;
+    }
+    rc = read_some(ds, NULL, h, err);
+    if (rc == 0)
+        rc = read_some(ds, &ro, h, err);
+    if (rc == 0)
+        rc = run_epoch(ds, h, err);
+    larder_dataset_close(ds);
+    return rc;
+}
+
+static void sweep(enum fault_kind kind, bool must_succeed)
+{
+    const char *dir = dataset_make(&spec);
+    uint64_t want = 0, have = 0;
+    struct larder_error err;
+    long n;
+    int rc;
+
+    REQUIRE_OK(operation(dir, &want, &err), &err);
+    for (n = 1; n < 5000; n++) {
+        memset(&err, 0, sizeof(err));
+        fault_arm(kind, n);
+        rc = operation(dir, &have, &err);
+        if (!fault_disarm())
+            break;
+        if (rc == 0)
+            CHECK_EQ(have, want);
+        else
+            CHECK(rc < 0 && rc == err.code && err.message[0] != '\0' && !must_succeed);
+        if (rc && must_succeed)
+            CHECK_OK(rc, &err);
+    }
+    CHECK(n < 5000);
+    CHECK_OK(rc, &err);
+    CHECK_EQ(have, want);
+}
+
+TEST(allocations) { sweep(FAULT_ALLOC, false); }
+TEST(system_calls) { sweep(FAULT_IO, false); }
+TEST(short_reads) { sweep(FAULT_SHORT, true); }
+TEST(threads) { sweep(FAULT_THREAD, false); }
+
+TEST(without_io_uring)
+{
+    setenv("LARDER_NO_URING", "1", 1);
+    sweep(FAULT_ALLOC, false);
+    sweep(FAULT_IO, false);
+    sweep(FAULT_SHORT, true);
+    sweep(FAULT_THREAD, false);
+    unsetenv("LARDER_NO_URING");
+}
+
+TEST_MAIN();
