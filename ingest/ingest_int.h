@@ -10,7 +10,68 @@
 #ifndef LARDER_INGEST_INT_H
 #define LARDER_INGEST_INT_H
 
+#include <pthread.h>
+
 #include "ingest/ingest.h"
+
+/* ---- notes (notes.c): what the caller is told while the work goes on ---- */
+
+struct notes {
+    const struct larder_ingest_options *o;
+    pthread_mutex_t lock; /* serialises the two notices, as larder.h promises: held across them, never together with another */
+    atomic_uint_least64_t skipped, ignored;
+    uint64_t last_ns;     /* calling thread only: when progress was last told */
+};
+void notes_init(struct notes *n, const struct larder_ingest_options *o);
+void notes_release(struct notes *n);
+void notes_skipped(struct notes *n, const char *what, const char *why);
+void notes_ignored(struct notes *n, const char *what, const char *why);
+static inline bool notes_may_skip(const struct notes *n) { return n->o->on_error == LARDER_ON_ERROR_SKIP; }
+/* Tells o->progress when a tenth of a second has passed, or at once. ECANCELED when it says stop. Calling thread only. */
+int notes_progress(struct notes *n, const struct larder_progress *p, bool at_once, struct larder_error *err);
+
+/* ---- spool (spool.c): an append-only list of bytes, the first `budget` of them in memory, the rest in an unnamed file ---- */
+
+struct spool {
+    uint8_t *mem;
+    size_t mem_len, mem_cap, budget;
+    struct buf tail;     /* of the file, not written yet */
+    uint64_t len, flushed; /* bytes in all; bytes of the file written */
+    int fd;              /* -1 until the budget is used up */
+    const char *dir;     /* borrowed */
+};
+void spool_init(struct spool *s, const char *dir, size_t budget);
+int spool_append(struct spool *s, const void *data, size_t len, struct larder_error *err); /* one item: never straddles */
+int spool_seal(struct spool *s, struct larder_error *err); /* before the first read; no appends after it */
+/* Up to len bytes from offset (an item's beginning): *got tells. Thread-safe. */
+int spool_read(const struct spool *s, uint64_t offset, void *out, size_t len, size_t *got, struct larder_error *err);
+void spool_release(struct spool *s);
+int unnamed_file(const char *dir, struct larder_error *err); /* a descriptor, or an error code (negative) */
+
+/* ---- fields (fields.c): --fields, file contents <-> values ---- */
+
+struct field_spec { char *name; int type; /* 0: not given */ char **exts; size_t n_exts; };
+struct field_specs { struct field_spec *specs; size_t n; };
+/* NAME[:TYPE][=EXT[|EXT...]],... Extensions are lowercased; without any, the name itself is the extension. */
+int fields_parse(const char *text, struct field_specs *out, struct larder_error *err);
+void fields_release(struct field_specs *f);
+/* A file's bytes as a value of `type`: a view, or a scalar parsed from text into scratch. EINVAL says why not. */
+int fields_value(int type, const void *data, size_t len, uint8_t scratch[8], struct larder_value *v, struct larder_error *err);
+/* A scalar as text: the inverse of fields_value. Returns its length. */
+size_t fields_text(int type, const struct larder_value *v, char out[40]);
+bool utf8_valid(const void *data, size_t len);
+/* EINVAL naming the first difference between the dataset's schema and the source's. */
+int fields_same(const struct schema *base, const struct schema *src, struct larder_error *err);
+int fields_schema(struct schema *s, const char *const *names, const int *types, size_t n, struct larder_error *err);
+void *bytes_dup(const void *data, size_t len); /* with a NUL behind it; NULL: out of memory */
+
+/* ---- braces (braces.c) ---- */
+
+/* x-{000..009}.tar, {a,b}.tar: expanded in order, malloc'd; a path that exists as written stands for itself. */
+int braces_expand(const char *const *paths, size_t n, char ***out, size_t *n_out, struct larder_error *err);
+void braces_free(char **paths, size_t n);
+
+/* ---- sources (dir.c, tar.c) ---- */
 
 struct source;
 struct source_cursor; /* reads one unit; one thread */
@@ -23,9 +84,10 @@ struct source_item {               /* borrowed until the next call on the cursor
 };
 
 struct source_ops {
-    /* LARDER_OK, LARDER_END; an error concerns this item only when *item->what is set and the cursor can go on: the caller
-     * decides by on_error; otherwise the unit cannot be read further. skip: pass over that many samples first, unread. */
+    /* skip: pass over that many samples first, unread. */
     int (*open_unit)(struct source *s, uint64_t unit, uint64_t skip, struct source_cursor **c, struct larder_error *err);
+    /* LARDER_OK, LARDER_END, or an error: with item->what set it concerns this sample only and the cursor can go on (the caller
+     * decides by on_error); with item->what NULL the unit cannot be read further. */
     int (*next)(struct source_cursor *c, struct source_item *item, struct larder_error *err);
     void (*close_unit)(struct source_cursor *c);
     void (*close)(struct source *s);
@@ -35,27 +97,130 @@ struct source {
     const struct source_ops *ops;
     struct schema schema;        /* what it yields */
     char **classes; size_t n_classes;
+    char *path;                  /* absolute, of the folder or the first archive: names the source in the journal */
+    const char *format;          /* "dir", "tar" */
     uint64_t units, samples;     /* samples 0: not known */
     uint64_t bytes;              /* in all, 0: not known */
     uint64_t fingerprint;        /* of names, sizes, times: a resumed run must find the same */
-    uint64_t ignored;
+    bool lossy_units;            /* with on_error = SKIP a unit that cannot be read further loses its rest, not the run */
 };
 
-/* Lists and checks the source. base: the dataset's manifest on append, else NULL (its schema and classes are kept and extended). */
-int dir_open(const char *path, const struct larder_ingest_options *o, const struct manifest *base, struct source **s,
+/* Lists and checks the source. base: the dataset's manifest on append, else NULL (its schema and classes are kept and extended).
+ * tmp: a folder for unnamed temporary files. notes and tmp are borrowed until close. */
+int dir_open(const char *path, const char *tmp, struct notes *notes, const struct manifest *base, struct source **s,
              struct larder_error *err);
-int tar_open(const char *const *paths, size_t n, const struct larder_ingest_options *o, const struct manifest *base,
-             struct source **s, struct larder_error *err);
+int tar_open(const char *const *paths, size_t n, struct notes *notes, const struct manifest *base, struct source **s,
+             struct larder_error *err);
+void source_release(struct source *s); /* what the fields above own; for the implementations' close */
 
-/* A sink of export: names are already safe. */
+/* A member's path as WebDataset reads it: the key is everything up to the first dot of the base name, the extension what follows.
+ * NULL, or why the member is no part of a sample. */
+const char *tar_name_split(const char *path, size_t len, size_t *key_len, const char **ext, size_t *ext_len);
+
+/* ---- sinks of export (dir.c, tar.c) ---- */
+
 struct sink;
 struct sink_ops {
-    int (*file)(struct sink *k, const char *name, const void *data, size_t len, struct larder_error *err);
+    /* name is safe already. key: the sample's, when the name does not tell it; a sink may keep it. */
+    int (*file)(struct sink *k, const char *name, const void *data, size_t len, const void *key, size_t key_len,
+                struct larder_error *err);
     int (*finish)(struct sink *k, struct larder_error *err); /* durable; frees */
     void (*abort)(struct sink *k);                           /* removes what it made, as far as it made it; frees */
 };
 struct sink { const struct sink_ops *ops; };
 int dir_sink_open(const char *path, struct sink **k, struct larder_error *err);
 int tar_sink_open(const char *path, struct sink **k, struct larder_error *err);
+bool tar_name_like(const char *path); /* ends in .tar, .tar.gz, .tgz, .tar.zst, .tar.xz */
+
+/* What a key and an extension become below a destination (export.c). dots: encode dots of the base name too. *renamed: the name
+ * no longer shows the key. exts: every extension that files of this export may have. */
+struct name_rules { bool dots, split; const char *const *exts; size_t n_exts; };
+int export_name(const struct name_rules *r, const void *key, size_t key_len, const char *ext, size_t ext_len, struct buf *out,
+                bool *renamed, struct larder_error *err);
+
+/* ---- the journal (journal.c): ROOT/journal, what is needed to go on after a crash, or to clean up ---- */
+
+enum journal_kind { JOURNAL_INGEST = 1, JOURNAL_WRITER = 2 };
+/* What a resumed run must agree in, as text. */
+enum journal_option { JOPT_SOURCE, JOPT_FORMAT, JOPT_APPEND, JOPT_SHARD_SIZE, JOPT_COMPRESSION, JOPT_FIELDS, JOPT_ORDER, JOPT_SEED,
+                      JOPT_CONTENT, JOPT_SCHEMA, JOPT_CLASSES, JOPT_N };
+struct journal_head {
+    int kind;
+    uint8_t session[8], uuid[16], lineage[16];
+    char *options[JOPT_N]; /* owned; NULL for a writer */
+};
+struct journal_shard { struct shard_ref ref; uint64_t consumed, skipped, source_bytes; }; /* of the unit, up to the shard's end */
+struct journal_unit { uint64_t unit, consumed, skipped, source_bytes; };
+struct journal {
+    struct store_io *io;     /* borrowed */
+    struct session session;
+    bool locked, has_head, has_dict;
+    uint64_t size;           /* where the next line goes */
+    struct journal_head head;
+    uint64_t *runs; size_t n_runs, cap_runs;
+    void *dict; size_t dict_len;
+    struct journal_shard *shards; size_t n_shards, cap_shards;
+    struct journal_unit *units; size_t n_units, cap_units; /* finished ones */
+};
+/* Locks the dataset against other writers and reads what is there; a torn end is cut off. EBUSY. */
+int journal_open(struct store_io *io, struct journal *j, struct larder_error *err);
+int journal_begin(struct journal *j, struct larder_error *err); /* writes j->head, which the caller has filled, to an empty journal */
+int journal_add_run(struct journal *j, uint64_t run, struct larder_error *err); /* durable before any file bears it */
+int journal_add_dict(struct journal *j, const void *dict, size_t len, struct larder_error *err); /* len 0: there is none */
+int journal_add_shard(struct journal *j, const struct journal_shard *s, struct larder_error *err);
+int journal_add_unit(struct journal *j, const struct journal_unit *u, struct larder_error *err);
+/* EINVAL naming the first option that differs. */
+int journal_same(const struct journal *j, char *const options[JOPT_N], struct larder_error *err);
+bool journal_committed(const struct journal *j, const struct manifest *m); /* m holds files of this session */
+/* Removes the session's files that are neither in `newest` (may be NULL) nor among j->shards when keep_shards. */
+int journal_sweep(struct journal *j, const struct manifest *newest, bool keep_shards, struct larder_error *err);
+int journal_reset(struct journal *j, struct larder_error *err); /* empties it */
+void journal_close(struct journal *j, bool remove);
+
+/* ---- sealing (seal.c): one thread that finishes shards, so that fsync is off the threads that read ---- */
+
+struct seal_item {
+    struct shard_writer *w;  /* moved; NULL: only a place in the unit */
+    uint64_t unit, consumed, skipped, source_bytes;
+    bool unit_done;
+};
+/* Called in the sealing thread, in order of pushes. ref (NULL without a shard) is moved. */
+typedef int sealed_fn(void *user, const struct seal_item *item, struct shard_ref *ref, struct larder_error *err);
+struct sealer;
+int sealer_start(unsigned queue, sealed_fn *fn, void *user, struct sealer **s, struct larder_error *err);
+/* Blocks while the queue is full. Takes item->w in any case; fails with the first error that sealing met. */
+int sealer_push(struct sealer *s, const struct seal_item *item, struct larder_error *err);
+int sealer_finish(struct sealer *s, struct larder_error *err); /* seals what is queued, joins, frees; NULL is allowed */
+void sealer_abort(struct sealer *s);                           /* drops what is queued, joins, frees; NULL is allowed */
+
+/* ---- packing (pack.c) ---- */
+
+struct pack {
+    struct source *source;
+    struct journal *journal;  /* gets the sealed shards; whole units and beginnings of units in it are taken over */
+    struct notes *notes;
+    struct shard_params params; /* meta, session, level, dictionary */
+    uint64_t run, shard_size;
+    unsigned workers;
+    uint64_t consumed, skipped, source_bytes; /* out: of all units, those taken over included */
+    uint64_t resumed;         /* in: samples taken over, for the progress */
+};
+int pack_run(struct pack *p, struct larder_error *err);
+/* A dictionary from samples spread over the source; *len 0: too little material. */
+int pack_train(struct source *source, void **dict, size_t *len, struct larder_error *err);
+/* The same from n samples of `total` bytes laid back to back. */
+int pack_train_on(const void *material, const size_t *sizes, size_t n, size_t total, void **dict, size_t *len,
+                  struct larder_error *err);
+uint64_t pack_dict_id(const void *dict, size_t len); /* 0 only for len 0 */
+
+/* ---- what ingest and writer share (ingest.c) ---- */
+
+/* EEXIST when the folder of io holds anything that is no part of a dataset. */
+int root_check(struct store_io *io, struct larder_error *err);
+/* A generation on top of base (NULL: the first): ids, classes and shards copied; schema and classes given. */
+int manifest_next(const struct manifest *base, const struct schema *schema, char *const *classes, size_t n_classes, int compression,
+                  struct manifest *m, struct larder_error *err);
+/* Appends the journal's shards to m in order of (unit, sub). */
+int manifest_add(struct manifest *m, const struct journal *j, struct larder_error *err);
 
 #endif
