@@ -484,13 +484,6 @@ static int entry_at(const struct dir_source *s, uint64_t position, struct entry 
     return LARDER_OK;
 }
 
-/* What a sample takes up in a shard, from above: its bytes, the record's head, its share of the footer. */
-static uint64_t weight(const struct dir_source *s, const struct entry *e)
-{
-    uint64_t n = s->base.schema.n;
-    return e->size + e->key_len + 16 + 8 * n + STORE_ENTRY + 4 + 9 * n;
-}
-
 static int plan_units(struct dir_source *s, struct larder_error *err)
 {
     struct entry e;
@@ -499,7 +492,7 @@ static int plan_units(struct dir_source *s, struct larder_error *err)
     for (uint64_t i = 0; !rc && i < s->base.samples; i++) {
         if ((rc = entry_at(s, i, &e, err)))
             break;
-        uint64_t w = weight(s, &e);
+        uint64_t w = sample_weight(s->base.schema.n, e.key_len, e.size + (s->label == UINT32_MAX ? 0 : 8));
         if (filled > s->shard_size || w > s->shard_size - filled) {
             if ((rc = GROW(s->starts, s->cap_starts, s->base.units + 2, err)))
                 break;

@@ -69,7 +69,7 @@ void *bytes_dup(const void *data, size_t len); /* with a NUL behind it; NULL: ou
 
 /* x-{000..009}.tar, {a,b}.tar: expanded in order, malloc'd; a path that exists as written stands for itself. */
 int braces_expand(const char *const *paths, size_t n, char ***out, size_t *n_out, struct larder_error *err);
-void braces_free(char **paths, size_t n);
+void braces_free(char **strings, size_t n); /* any malloc'd array of malloc'd strings */
 
 /* ---- sources (dir.c, tar.c) ---- */
 
@@ -102,6 +102,7 @@ struct source {
     uint64_t units, samples;     /* samples 0: not known */
     uint64_t bytes;              /* in all, 0: not known */
     uint64_t fingerprint;        /* of names, sizes, times: a resumed run must find the same */
+    bool quiet;                  /* somebody is reading ahead: cursors report nothing */
     bool lossy_units;            /* with on_error = SKIP a unit that cannot be read further loses its rest, not the run */
 };
 
@@ -132,11 +133,17 @@ int dir_sink_open(const char *path, struct sink **k, struct larder_error *err);
 int tar_sink_open(const char *path, struct sink **k, struct larder_error *err);
 bool tar_name_like(const char *path); /* ends in .tar, .tar.gz, .tgz, .tar.zst, .tar.xz */
 
-/* What a key and an extension become below a destination (export.c). dots: encode dots of the base name too. *renamed: the name
- * no longer shows the key. exts: every extension that files of this export may have. */
-struct name_rules { bool dots, split; const char *const *exts; size_t n_exts; };
-int export_name(const struct name_rules *r, const void *key, size_t key_len, const char *ext, size_t ext_len, struct buf *out,
-                bool *renamed, struct larder_error *err);
+/* Names of exported files (export.c): KEY.EXT, percent-encoded where a path could not hold the key, so that no two samples or fields
+ * meet and nothing leaves the destination. */
+struct name_rules {
+    bool dots;   /* encode dots of the base name too: the first one then ends the key */
+    bool split;  /* cut components that a file system could not hold */
+    const char *const *exts; size_t n_exts; /* every extension that a file of this export may have, encoded: no folder ends in one */
+};
+/* out: the path with its NUL. *renamed: it does not show the key as it is. ext is encoded already. */
+int export_name(const struct name_rules *r, const void *key, size_t key_len, const char *ext, struct buf *out, bool *renamed,
+                struct larder_error *err);
+int export_ext(const char *name, struct buf *out, struct larder_error *err); /* a field's name as an extension, with its NUL */
 
 /* ---- the journal (journal.c): ROOT/journal, what is needed to go on after a crash, or to clean up ---- */
 
@@ -164,15 +171,17 @@ struct journal {
 };
 /* Locks the dataset against other writers and reads what is there; a torn end is cut off. EBUSY. */
 int journal_open(struct store_io *io, struct journal *j, struct larder_error *err);
-int journal_begin(struct journal *j, struct larder_error *err); /* writes j->head, which the caller has filled, to an empty journal */
+int journal_begin(struct journal *j, struct larder_error *err); /* writes j->head, filled by the caller, to an empty journal */
 int journal_add_run(struct journal *j, uint64_t run, struct larder_error *err); /* durable before any file bears it */
 int journal_add_dict(struct journal *j, const void *dict, size_t len, struct larder_error *err); /* len 0: there is none */
 int journal_add_shard(struct journal *j, const struct journal_shard *s, struct larder_error *err);
 int journal_add_unit(struct journal *j, const struct journal_unit *u, struct larder_error *err);
+/* Forgets the unit's shards from `sub` on, and that it was finished: they are not what the journal says. */
+int journal_add_drop(struct journal *j, uint64_t unit, uint32_t sub, struct larder_error *err);
 /* EINVAL naming the first option that differs. */
 int journal_same(const struct journal *j, char *const options[JOPT_N], struct larder_error *err);
 bool journal_committed(const struct journal *j, const struct manifest *m); /* m holds files of this session */
-/* Removes the session's files that are neither in `newest` (may be NULL) nor among j->shards when keep_shards. */
+/* Removes the session's files that are neither in `newest` nor, with keep_shards, among j->shards. */
 int journal_sweep(struct journal *j, const struct manifest *newest, bool keep_shards, struct larder_error *err);
 int journal_reset(struct journal *j, struct larder_error *err); /* empties it */
 void journal_close(struct journal *j, bool remove);
@@ -211,16 +220,34 @@ int pack_train(struct source *source, void **dict, size_t *len, struct larder_er
 /* The same from n samples of `total` bytes laid back to back. */
 int pack_train_on(const void *material, const size_t *sizes, size_t n, size_t total, void **dict, size_t *len,
                   struct larder_error *err);
-uint64_t pack_dict_id(const void *dict, size_t len); /* 0 only for len 0 */
 
-/* ---- what ingest and writer share (ingest.c) ---- */
+/* What a sample takes up in a shard, from above: values, key, the record's head, its share of the footer. */
+static inline uint64_t sample_weight(uint64_t fields, uint64_t key_len, uint64_t value_bytes)
+{
+    return value_bytes + key_len + 16 + 8 * fields + STORE_ENTRY + 4 + 9 * fields;
+}
 
-/* EEXIST when the folder of io holds anything that is no part of a dataset. */
-int root_check(struct store_io *io, struct larder_error *err);
-/* A generation on top of base (NULL: the first): ids, classes and shards copied; schema and classes given. */
-int manifest_next(const struct manifest *base, const struct schema *schema, char *const *classes, size_t n_classes, int compression,
-                  struct manifest *m, struct larder_error *err);
+/* ---- what ingest and writer share (session.c is the store's; begin.c is ours) ---- */
+
+/* Where a session starts: the dataset's newest generation, and the journal, locked. */
+struct start {
+    struct journal journal;
+    struct manifest m;      /* newest generation; zero (generation 0) when there is none */
+};
+/* Looks at what is there; takes away what a dead writer or a committed session left behind. EEXIST for a folder that holds other
+ * things, EBUSY while another writer is at work. Then the caller decides, and ends with start_close in any case. */
+int start_open(struct store_io *io, bool restart, struct start *st, struct larder_error *err);
+/* EEXIST or ENOTFOUND: there is a dataset, or none, and append says otherwise. */
+int start_check(const struct start *st, bool append, struct larder_error *err);
+void start_close(struct start *st, bool remove_journal);
+/* Turns m into the generation to come: the next number, or 1 of a new dataset with fresh ids. schema is copied when m has none. */
+int manifest_begin(struct manifest *m, const struct schema *schema, char *const *classes, size_t n_classes, int compression,
+                   struct larder_error *err);
 /* Appends the journal's shards to m in order of (unit, sub). */
 int manifest_add(struct manifest *m, const struct journal *j, struct larder_error *err);
+int journal_new_run(struct journal *j, uint64_t *run, struct larder_error *err); /* random, noted */
+/* Index and commit of m, whose shards from first_new on are new. */
+int session_commit(struct store_io *io, struct journal *j, struct manifest *m, size_t first_new, const struct index_policy *policy,
+                   uint64_t *dropped, struct larder_error *err);
 
 #endif

@@ -40,7 +40,6 @@ struct tar_source {
     struct notes *notes;
     struct listed *archives; size_t n;
     struct ext *exts; size_t n_exts; /* sorted */
-    bool quiet;                      /* the caller's reading ahead: nothing is reported */
     bool strict;                     /* a member of an unknown field is an error; else left out */
 };
 
@@ -229,7 +228,7 @@ static int header(struct tar_cursor *c, struct larder_error *err)
 static void ignore(struct tar_cursor *c, const char *path, const char *why)
 {
     char shown[256];
-    if (c->s->quiet)
+    if (c->s->base.quiet)
         return;
     c->what.len = 0;
     if (!buf_printf(&c->what, NULL, "%s: %s", c->file->path, key_text(path, strlen(path), shown)) && !buf_append(&c->what, "", 1, NULL))
@@ -525,7 +524,7 @@ static int infer_from(struct tar_cursor *c, struct names *x, struct larder_error
 
 static int infer(struct tar_source *s, struct names *x, struct larder_error *err)
 {
-    s->quiet = true;
+    s->base.quiet = true;
     int rc = LARDER_OK;
     for (size_t i = 0; i < s->n && x->n == 0; i++) {
         struct tar_cursor *c;
@@ -541,7 +540,7 @@ static int infer(struct tar_source *s, struct names *x, struct larder_error *err
         if (rc)
             break;
     }
-    s->quiet = false;
+    s->base.quiet = false;
     if (!rc && x->n == 0)
         rc = err_set(err, LARDER_EINVAL, "%s: no samples to ingest in %zu archive%s", s->archives[0].path, s->n, s->n == 1 ? "" : "s");
     return rc;
