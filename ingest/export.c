@@ -95,10 +95,13 @@ static int encode_key(const struct name_rules *r, const uint8_t *key, size_t len
 /* Where to cut a component: not inside an escape, and before a dot (which is then encoded) only among dots without end. */
 static size_t cut_place(const uint8_t *p)
 {
-    for (size_t cut = COMPONENT_CUT; cut > COMPONENT_CUT / 2; cut--)
+    size_t cut = COMPONENT_CUT;
+    for (; cut > COMPONENT_CUT / 2; cut--)
         if (p[cut] != '.' && p[cut - 1] != '%' && p[cut - 2] != '%')
             return cut;
-    return COMPONENT_CUT;
+    for (cut = COMPONENT_CUT; p[cut - 1] == '%' || p[cut - 2] == '%'; cut--)
+        ;
+    return cut;
 }
 
 static int split_long(struct buf *name, bool *renamed, struct larder_error *err)
