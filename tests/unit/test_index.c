@@ -475,12 +475,13 @@ TEST(manifest_that_contradicts)
     p.keys++;
     CHECK_EQ(verdict(root, &p), 1);
     p.keys--;
-    uint8_t *first = p.files[2].first;
-    p.files[2].first = p.files[2].last; /* a range upside down */
-    p.files[2].last = first;
+    struct index_file whole = p.files[2], *f = &p.files[2];
+    f->first = whole.last; /* a range upside down */
+    f->first_len = whole.last_len;
+    f->last = whole.first;
+    f->last_len = whole.first_len;
     CHECK_EQ(verdict(root, &p), 1);
-    p.files[2].last = p.files[2].first;
-    p.files[2].first = first;
+    *f = whole;
     CHECK_EQ(verdict(root, &p), 0);
     part_free(&p);
 }
