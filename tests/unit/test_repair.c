@@ -18,7 +18,7 @@ static void add(const char *dir, uint64_t first, uint64_t n, bool append)
     struct larder_error err = {0};
     struct larder_writer *w;
     struct larder_writer_options o = LARDER_WRITER_OPTIONS_INIT;
-    o.shard_size = 12000;
+    o.shard_size = 6000;
     o.append = append;
     REQUIRE_OK(larder_writer_open(dir, fields, 2, &o, &w, &err), &err);
     for (uint64_t i = first; i < first + n; i++) {
