@@ -128,6 +128,8 @@ TEST_UNUSED static const char *dataset_make(const struct dataset_spec *d)
 
     snprintf(path, sizeof(path), "%s/index", dir);
     REQUIRE_EQ(mkdir(path, 0777), 0);
+    snprintf(path, sizeof(path), "%s/shards", dir);
+    REQUIRE_EQ(mkdir(path, 0777), 0);
     rc = io_file_open(dir, true, 0, &io, &err);
     if (rc == 0)
         rc = schema_copy(&m.schema, dataset_fields, F_COUNT, &err);

@@ -173,6 +173,50 @@ TEST(two_loaders_take_turns)
     larder_dataset_close(ds);
 }
 
+static void *own_loader(void *ds)
+{
+    struct larder_loader *ld = open_ld(ds, 77, 2, LARDER_SHUFFLE_FULL);
+
+    read_epoch(ld, 0, 77);
+    read_epoch(ld, 1, 77);
+    larder_loader_close(ld);
+    return NULL;
+}
+
+TEST(a_loader_in_each_thread)
+{
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    pthread_t t[3];
+
+    for (int i = 0; i < 3; i++)
+        pthread_create(&t[i], NULL, own_loader, ds);
+    for (int i = 0; i < 3; i++)
+        pthread_join(t[i], NULL);
+    larder_dataset_close(ds);
+}
+
+TEST(an_empty_dataset_has_epochs_without_batches)
+{
+    static const struct dataset_spec none = {0, 10, 10, 10, 10, LARDER_COMPRESS_NONE};
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_loader_stats s = {.struct_size = sizeof(s)};
+    const struct larder_batch *b;
+    struct larder_dataset *ds;
+    struct larder_loader *ld;
+    struct larder_error err;
+
+    REQUIRE_OK(larder_dataset_open(dataset_make(&none), NULL, &ds, &err), &err);
+    REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err); /* epochs without end */
+    for (uint64_t e = 0; e < 3; e++) {
+        CHECK_EQ(larder_loader_next(ld, &b, &err), LARDER_END);
+        CHECK_OK(larder_loader_stats(ld, &s, &err), &err);
+        CHECK_EQ(s.epoch, e);
+        CHECK_EQ(s.samples, 0);
+    }
+    larder_loader_close(ld);
+    larder_dataset_close(ds);
+}
+
 TEST(stopping_anywhere)
 {
     struct larder_dataset *ds = open_ds(LARDER_DIRECT_AUTO);
