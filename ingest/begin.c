@@ -58,7 +58,7 @@ static int check_strays(struct store_io *io, struct larder_error *err)
     return rc;
 }
 
-static int load_newest(struct store_io *io, struct manifest *m, struct larder_error *err)
+int start_newest(struct store_io *io, struct manifest *m, struct larder_error *err)
 {
     uint64_t generation;
     int rc = generation_newest(io, &generation, err);
@@ -76,7 +76,7 @@ int start_open(struct store_io *io, bool restart, struct start *st, struct larde
         return rc;
     struct journal *j = &st->journal;
     bool found_any = j->has_head;
-    rc = load_newest(io, &st->m, err);
+    rc = start_newest(io, &st->m, err);
     bool committed = !rc && j->has_head && st->m.generation && journal_committed(j, &st->m);
     if (!rc && j->has_head && (committed || restart || j->head.kind == JOURNAL_WRITER)) {
         rc = journal_sweep(j, st->m.generation ? &st->m : NULL, false, err);
@@ -175,12 +175,10 @@ int manifest_add(struct manifest *m, const struct journal *j, struct larder_erro
     return rc;
 }
 
-int session_commit(struct store_io *io, struct journal *j, struct manifest *m, size_t first_new, const struct index_policy *policy,
-                   uint64_t *dropped, struct larder_error *err)
+int session_index(struct store_io *io, struct journal *j, struct manifest *m, size_t first_new, const struct index_policy *policy,
+                  uint64_t *dropped, struct larder_error *err)
 {
     uint64_t run;
     int rc = journal_new_run(j, &run, err);
-    if (!rc)
-        rc = generation_index(io, m, first_new, run, policy, dropped, err);
-    return rc ? rc : generation_commit(io, m, err);
+    return rc ? rc : generation_index(io, m, first_new, run, policy, dropped, err);
 }

@@ -242,13 +242,18 @@ static int pack(struct run *r, struct larder_error *err)
 
 /* ---- the end ---- */
 
+/* Every sample was skipped: nothing of the session stays. */
 static int nothing_added(struct run *r, struct larder_error *err)
 {
+    struct journal *j = &r->start.journal;
     struct larder_error why;
-    journal_sweep(&r->start.journal, &r->start.m, false, &why);
-    journal_reset(&r->start.journal, &why);
+    uint64_t skipped = r->listed_skipped + r->pack.skipped + r->dropped;
+    manifest_release(&r->start.m);
+    memset(&r->start.m, 0, sizeof(r->start.m));
+    if (!start_newest(r->io, &r->start.m, &why) && !journal_sweep(j, &r->start.m, false, &why))
+        journal_reset(j, &why);
     return err_set(err, LARDER_EINVAL, "%s: no sample could be ingested: all %llu were skipped", r->source->path,
-                   (unsigned long long)r->pack.skipped);
+                   (unsigned long long)skipped);
 }
 
 static int commit(struct run *r, struct larder_error *err)
@@ -263,10 +268,14 @@ static int commit(struct run *r, struct larder_error *err)
     if (!rc)
         rc = notes_progress(&r->notes, &p, true, err);
     if (!rc)
-        rc = session_commit(r->io, &r->start.journal, m, r->first_new, &policy, &r->dropped, err);
-    if (rc == LARDER_EEXIST && err) { /* what is sealed stays for the run that skips duplicates */
-        struct larder_error why = *err;
-        err_set(err, rc, "%.180s (--on-error skip keeps the first)", why.message);
+        rc = session_index(r->io, &r->start.journal, m, r->first_new, &policy, &r->dropped, err);
+    if (!rc && m->n_shards == r->first_new) /* all duplicates */
+        return nothing_added(r, err);
+    if (!rc)
+        rc = generation_commit(r->io, m, err);
+    if (!rc && r->dropped) { /* shards that held duplicates were written anew; were this to fail, gc finds the old ones */
+        struct larder_error why;
+        journal_sweep(&r->start.journal, m, false, &why);
     }
     return rc;
 }

@@ -237,6 +237,7 @@ struct start {
 /* Looks at what is there; takes away what a dead writer or a committed session left behind. EEXIST for a folder that holds other
  * things, EBUSY while another writer is at work. Then the caller decides, and ends with start_close in any case. */
 int start_open(struct store_io *io, bool restart, struct start *st, struct larder_error *err);
+int start_newest(struct store_io *io, struct manifest *m, struct larder_error *err); /* generation 0: there is none */
 /* EEXIST or ENOTFOUND: there is a dataset, or none, and append says otherwise. */
 int start_check(const struct start *st, bool append, struct larder_error *err);
 void start_close(struct start *st, bool remove_journal);
@@ -246,8 +247,8 @@ int manifest_begin(struct manifest *m, const struct schema *schema, char *const 
 /* Appends the journal's shards to m in order of (unit, sub). */
 int manifest_add(struct manifest *m, const struct journal *j, struct larder_error *err);
 int journal_new_run(struct journal *j, uint64_t *run, struct larder_error *err); /* random, noted */
-/* Index and commit of m, whose shards from first_new on are new. */
-int session_commit(struct store_io *io, struct journal *j, struct manifest *m, size_t first_new, const struct index_policy *policy,
-                   uint64_t *dropped, struct larder_error *err);
+/* generation_index with a noted run of its own: shards of m from first_new on are new. */
+int session_index(struct store_io *io, struct journal *j, struct manifest *m, size_t first_new, const struct index_policy *policy,
+                  uint64_t *dropped, struct larder_error *err);
 
 #endif

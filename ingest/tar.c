@@ -50,7 +50,7 @@ struct tar_cursor {
     const struct listed *file;
     struct archive *a;
     struct archive_entry *entry;     /* pending when `pending` */
-    bool pending, dead;
+    bool pending, dead, ended;
     int fd;
     locale_t locale;
     struct buf data, key, true_key;  /* of the sample: bytes of its parts; its name's key; what the attribute says */
@@ -216,9 +216,13 @@ static int header(struct tar_cursor *c, struct larder_error *err)
 {
     if (c->pending)
         return LARDER_OK;
+    if (c->ended)
+        return LARDER_END;
     int rc = archive_read_next_header(c->a, &c->entry);
-    if (rc == ARCHIVE_EOF)
+    if (rc == ARCHIVE_EOF) {
+        c->ended = true;
         return check_end(c, err);
+    }
     if (rc != ARCHIVE_OK && rc != ARCHIVE_WARN)
         return damaged(c, err);
     c->pending = true;

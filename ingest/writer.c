@@ -331,27 +331,22 @@ int writer_commit(struct writer *w, uint64_t *generation, struct larder_error *e
     if (!rc)
         rc = manifest_add(m, &w->start.journal, err);
     if (!rc)
-        rc = session_commit(w->io, &w->start.journal, m, first_new, &policy, &dropped, err);
+        rc = session_index(w->io, &w->start.journal, m, first_new, &policy, &dropped, err);
+    if (!rc)
+        rc = generation_commit(w->io, m, err);
     if (!rc) {
         if (generation)
             *generation = m->generation;
         writer_free(w, false);
         return LARDER_OK;
     }
-    struct manifest newest; /* m lists the new shards by now: what is kept is what is committed */
-    uint64_t g;
+    struct manifest newest = {.generation = 0}; /* m lists the new shards by now: what is kept is what is committed */
     struct larder_error why;
-    int known = generation_newest(w->io, &g, &why);
-    if (!known)
-        known = generation_load(w->io, g, &newest, &why);
-    if (known == LARDER_OK) {
+    if (start_newest(w->io, &newest, &why) == LARDER_OK)
         discard(w, &newest);
-        manifest_release(&newest);
-    } else if (known == LARDER_ENOTFOUND) {
-        discard(w, NULL);
-    } else {
+    else
         writer_free(w, true);
-    }
+    manifest_release(&newest);
     return rc;
 }
 
