@@ -23,6 +23,7 @@
 #define CHUNK_BYTES GIB /* the kernel's limit on one registered buffer */
 #define CHUNKS_MAX 1024u
 #define REFUSALS_MAX 1000u
+#define ASYNC_MIN (64u * 1024) /* buffered reads from here on are copied by the kernel's workers, not inside io_uring_enter */
 
 struct uring {
     struct engine engine;
@@ -64,6 +65,8 @@ static void add(struct engine *e, struct read_op *op)
         io_uring_prep_read_fixed(sqe, op->fd, op->buf, op->len, op->offset, chunk);
     else
         io_uring_prep_read(sqe, op->fd, op->buf, op->len, op->offset);
+    if (op->buffered && op->len >= ASYNC_MIN)
+        sqe->flags |= IOSQE_ASYNC;
     io_uring_sqe_set_data(sqe, op);
 }
 
