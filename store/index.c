@@ -130,19 +130,21 @@ static bool is_sst(const char *name)
 /* Size and CRC of a whole file; with flush also makes it durable. A missing one is ECORRUPT: it is listed. */
 static int file_sum(const char *path, bool flush, uint64_t *size, uint32_t *crc, struct larder_error *err)
 {
-    AUTO_FREE uint8_t *buf = malloc(CHECK_BYTES);
     AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
     uint64_t at = 0;
     uint32_t sum = 0;
 
-    if (!buf)
-        return err_nomem(err, CHECK_BYTES, "checking an index file");
     if (fd < 0 && errno == ENOENT)
         return err_set(err, LARDER_ECORRUPT, "%s is missing; larder repair rebuilds the index", path);
-    if (fd < 0)
+    if (fd < 0 || fstat(fd, &st))
         return err_sys(err, LARDER_EIO, errno, "%s: open", path);
+    size_t cap = st.st_size < CHECK_BYTES ? (size_t)st.st_size + 1 : CHECK_BYTES;
+    AUTO_FREE uint8_t *buf = malloc(cap);
+    if (!buf)
+        return err_nomem(err, cap, "checking an index file");
     for (;;) {
-        ssize_t n = pread(fd, buf, CHECK_BYTES, (off_t)at);
+        ssize_t n = pread(fd, buf, cap, (off_t)at);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0)
