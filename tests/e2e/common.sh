@@ -7,7 +7,7 @@
 #     is WHAT HAVE WANT          compare two strings
 #
 # normalise puts TMP, UUID, SHARD, TIME, SECONDS and RATE where runs differ.
-set -euo pipefail
+set -Eeuo pipefail
 : "${LARDER:?the path of the larder program}"
 PYTHON=${PYTHON:-/usr/bin/python3}
 test_name=$(basename "$0" .sh)
@@ -18,6 +18,7 @@ cd "$tmp"
 mkdir -p work
 cd work
 
+trap 'rc=$?; echo "$test_name: line ${BASH_LINENO[${#BASH_LINENO[@]} - 2]:-$LINENO}: status $rc of: $BASH_COMMAND"' ERR
 fail() {
     echo "$test_name: line ${BASH_LINENO[${#BASH_LINENO[@]} - 2]}: $*"
     exit 1

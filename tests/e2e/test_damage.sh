@@ -73,10 +73,9 @@ rc_is 0
 err_is ''
 has out "^damaged shards/$shard slot $slot ordinal 6 key bee/2: "
 has out "^repaired as generation 2: 11 samples in $shards shards; 1 sample dropped, 1 shard rewritten, 0 shards lost; a new lineage, ordinals moved$"
-is "old files" "$(sums d | grep -vxF "$damaged" | grep -cE 'd/(shards|manifests/1|index/)|x' || true)" \
-    "$(sums d | grep -vxF "$damaged" | wc -l | xargs -I{} expr {} - 1 || true)" || true
+sums d >"$tmp/after"
+is "files of before that are changed or gone" "$(grep -v larder.json <<<"$damaged" | grep -vxFf "$tmp/after" || true)" ''
 ok larder verify d
-is keys "$(larder ls d)" "$(larder ls d --json | "$PYTHON" -c 'import json,sys; print("\n".join(json.loads(l)["key"] for l in sys.stdin))')"
 is keys "$(larder ls d | tr '\n' ' ')" "ant/0 ant/1 ant/2 ant/3 bee/0 bee/1 bee/3 cat/0 cat/1 cat/2 cat/3 "
 for key in $(larder ls d); do
     larder get d "$key" --field data | cmp - "src/$key.bin" || fail "bytes of $key after the repair"

@@ -20,7 +20,7 @@ is epochs "$(json_of "$tmp/out" '[l["samples"] for l in o], len({l["order_hash"]
     "([$n, $n, $n], 3, 1)"
 
 # by get, a few; by export, all
-larder ls d | head -n 20 | while read -r key; do
+larder ls d --count 20 | while read -r key; do
     file=$(ls "$data/imagenet/$key".*)
     larder get d "$key" --field image | cmp - "$file" || fail "bytes of $key"
 done

@@ -5,14 +5,19 @@
 make_tree src
 ok larder ingest src d --fields data:bytes --quiet
 
-# pty.py OUT COMMAND...: stderr (and stdout when OUT is -) on a terminal of 80 columns; prints what came there
-cat >"$tmp/pty.py" <<'PY'
-import os, pty, sys, struct, fcntl, termios, subprocess
+# on_pty.py OUT COMMAND...: stderr (and stdout when OUT is -) on a terminal of 80 columns; prints what came there
+cat >"$tmp/on_pty.py" <<'PY'
+import fcntl, os, pty, signal, struct, subprocess, sys, termios, time
 master, slave = pty.openpty()
 fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 25, 80, 0, 0))
 out = slave if sys.argv[1] == "-" else open(sys.argv[1], "wb")
 p = subprocess.Popen(sys.argv[2:], stdout=out, stderr=slave, stdin=slave, close_fds=True)
 os.close(slave)
+if "STOP_AFTER" in os.environ:
+    time.sleep(float(os.environ["STOP_AFTER"]))
+    p.send_signal(signal.SIGSTOP)
+    time.sleep(1.1)
+    p.send_signal(signal.SIGCONT)
 text = b""
 while True:
     try:
@@ -25,7 +30,7 @@ while True:
 sys.stdout.buffer.write(text)
 sys.exit(p.wait())
 PY
-tty_() { "$PYTHON" "$tmp/pty.py" "$@"; }
+tty_() { "$PYTHON" "$tmp/on_pty.py" "$@"; }
 
 run tty_ - "$LARDER" get d ant/0 --field data
 rc_is 2
@@ -38,27 +43,21 @@ rc_is 0
 out_is '' # over in less than a second: no bar
 has stdout 'all is well$'
 
-# An archive that arrives slowly: the bar appears after a second.
-mkfifo slow.tar
-"$PYTHON" - <<'PY' &
-import io, tarfile, time
-with open("slow.tar", "wb") as f:
-    t = tarfile.open(fileobj=f, mode="w|")
-    for i in range(24):
-        info = tarfile.TarInfo(f"{i:04}.bin")
-        info.size = 20000
-        t.addfile(info, io.BytesIO(b"x" * 20000))
-        f.flush()
-        time.sleep(0.1)
-    t.close()
-PY
-run tty_ "$tmp/stdout" "$LARDER" ingest slow.tar slow --fields bin:bytes
-wait
-if [ $rc -ne 0 ]; then # a source that is no regular file may be refused
-    has out '^larder ingest: .*slow.tar'
-else
-    has stdout '^ingested 24 samples'
-    tr '\r' '\n' <"$tmp/out" >"$tmp/bars"
-    has bars '^ingest .*[0-9]'
-fi
+# A run that was stopped for more than a second in its middle has a bar when it goes on.
+for delay in 0.05 0.02 0.1 0.01 0.005 0.2; do
+    rm -rf slow
+    run env STOP_AFTER=$delay "$PYTHON" "$tmp/on_pty.py" "$tmp/stdout" "$LARDER" ingest src slow --fields data:bytes
+    rc_is 0
+    has stdout '^ingested 12 samples'
+    [ ! -s "$tmp/out" ] || break
+done
+tr '\r' '\n' <"$tmp/out" | sed 's/ *$//' | grep -v '^$' >"$tmp/bars"
+has bars '^[a-z]+ (\[[#.]{10}\] )?[0-9]+(/12)?(  |$)'
+awk 'length >= 80 {exit 1}' "$tmp/bars" || fail "the bar is wider than the terminal"
+! grep -q '\[' "$tmp/stdout" || fail "the bar is on stdout"
+
+# not on a terminal: no bar
+run "$LARDER" ingest src plain --fields data:bytes
+rc_is 0
+err_is ''
 echo "test_terminal: ok"
