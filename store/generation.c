@@ -12,7 +12,8 @@
  *
  * A key that comes twice is an error, or with drop_duplicates the later sample goes. Its shard is then written anew without it,
  * and since ordinals move by that, the index is built a second time; the usual case of no duplicates costs one pass. Until
- * everything has succeeded the manifest and the old files are as they were.
+ * everything has succeeded the manifest is as it was, and the old shards stay on disk in any case: an interrupted session resumes from them,
+ * a finished one sweeps them away.
  *
  * Memory: SORT_BYTES, one batch of keys, and a few bytes a shard. One thread.
  */
@@ -31,7 +32,7 @@ enum {
 };
 
 /* A shard written anew without its duplicates. */
-struct swap { size_t at; struct shard_ref ref; bool empty, remove_old; };
+struct swap { size_t at; struct shard_ref ref; bool empty; };
 
 /* One call of generation_index. */
 struct gen {
@@ -451,15 +452,6 @@ static int copy_rest(struct gen *g, const struct shard_ref *ref, struct shard_wr
     return rc == LARDER_END ? LARDER_OK : rc;
 }
 
-/* No generation can list it then. Repair, which indexes shards of others, names another run: it leaves them to gc. */
-static bool made_by_this_run(const struct gen *g, const struct shard_ref *ref, const struct shard_info *info)
-{
-    char name[32];
-
-    shard_name_new(g->run, 0, name);
-    return info->generation == g->meta->generation && strncmp(ref->name, name, 17) == 0;
-}
-
 /* The shard that d stands at goes through a writer; nothing is left of it when all its samples go. */
 static int rewrite_shard(struct gen *g, struct drops *d, struct larder_error *err)
 {
@@ -473,7 +465,7 @@ static int rewrite_shard(struct gen *g, struct drops *d, struct larder_error *er
 
     if (rc || (rc = shard_inspect(g->io, old->name, &info, NULL, err)))
         return rc;
-    struct swap s = {.at = d->shard, .remove_old = made_by_this_run(g, old, &info)};
+    struct swap s = {.at = d->shard};
     struct shard_params p = {.meta = g->meta, .unit = old->unit, .sub = old->sub, .revision = info.revision + 1};
     memcpy(p.session, info.session, sizeof(p.session));
     shard_info_release(&info);
@@ -568,12 +560,8 @@ static void undo(struct gen *g)
 /* Hands the new lists to m. Cannot fail. parts: [n_parts + 1], moved. */
 static void finish(struct gen *g, struct manifest *m, struct index_part *parts, struct index_part *part)
 {
-    for (size_t i = 0; i < g->n_swaps; i++) {
-        struct shard_ref *old = &m->shards[g->swaps[i].at];
-        if (g->swaps[i].remove_old)
-            shard_remove(g, old->name);
-        shard_ref_release(old);
-    }
+    for (size_t i = 0; i < g->n_swaps; i++)
+        shard_ref_release(&m->shards[g->swaps[i].at]);
     free(m->shards);
     m->shards = g->shards;
     m->n_shards = g->n_shards;

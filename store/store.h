@@ -222,7 +222,8 @@ struct index_policy {
 };
 /* Indexes shards [first_new, n_shards) of m (keys read from their footers), merging small older parts into the new one so that
  * the number of parts stays logarithmic, and sets m->parts. With drop_duplicates, shards that hold duplicates are rewritten
- * without them (m->shards is updated) first. run: names the new files. */
+ * without them (m->shards is updated) first; the old files stay, for whoever calls to remove once the generation is committed.
+ * run: names the new files. On failure m is as before. */
 int generation_index(struct store_io *io, struct manifest *m, size_t first_new, uint64_t run, const struct index_policy *policy,
                      uint64_t *dropped, struct larder_error *err);
 
