@@ -87,9 +87,40 @@ static double epoch(struct ctx *c, struct place *places)
     return c->bytes / t;
 }
 
+/* Bytes that this process has had read from the device so far. */
+static double device_bytes(void)
+{
+    FILE *f = fopen("/proc/self/io", "r");
+    char line[128];
+    double bytes = -1;
+
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "read_bytes: %lf", &bytes) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return bytes;
+}
+
+/* Runs one side and makes sure that the page cache had no part in it. */
+static double from_device(struct ctx *c, double (*run)(struct ctx *))
+{
+    double before = device_bytes(), rate = run(c), after = device_bytes();
+
+    if (before >= 0 && after - before < c->bytes)
+        bench_die("cold_random: only %.0f of %.0f bytes came from the device: the file system has no O_DIRECT?", after - before,
+                  c->bytes);
+    return rate;
+}
+
+static double epoch_only(struct ctx *c)
+{
+    return epoch(c, NULL);
+}
+
 static double run_larder(void *arg)
 {
-    return epoch(arg, NULL);
+    return from_device(arg, epoch_only);
 }
 
 static void open_files(struct ctx *c)
@@ -128,9 +159,8 @@ static void submit(struct io_uring *ring, const struct place *p, uint8_t *slot, 
 }
 
 /* The least that reads and checks these records. */
-static double run_bare(void *arg)
+static double bare(struct ctx *c)
 {
-    struct ctx *c = arg;
     struct io_uring ring;
     struct iovec iov = {NULL, (size_t)DEPTH * SLOT};
     uint32_t in_slot[DEPTH], crcs = 0;
@@ -173,6 +203,11 @@ static double run_bare(void *arg)
         bench_die("cold_random: bytes changed");
     c->crcs = crcs;
     return c->bytes / t;
+}
+
+static double run_bare(void *arg)
+{
+    return from_device(arg, bare);
 }
 
 int main(int argc, char **argv)
