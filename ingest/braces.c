@@ -10,7 +10,7 @@
 
 #include <unistd.h>
 
-#define EXPANDED_MAX 10000000u /* archives: a slip such as {0..99999999999} must not eat the memory */
+#define EXPANDED_MAX 1000000u /* archives: a slip such as {0..99999999999} must not eat the memory */
 #define GROUPS_MAX 16u
 
 struct list { char **paths; size_t n, cap; };
