@@ -6,11 +6,10 @@
  *                             one segment after the other    ^      |
  *                                                            '------' short reads go on, refused ones again
  *
- * fill moves segments from the first waiting fetch to the engine while an op is free; it never waits for a disk. Small segments
- * that are known to be in the page cache are copied at once and never reach the engine (view.c). Each call drives it, so
- * the engine is full whenever the caller comes by. A fetch is done when none of its segments is in the engine and either all
- * have been or one has failed: only then may its memory be used or freed [tiers I2]. The queue's ops are made at open; reading
- * allocates nothing.
+ * fill moves segments from the first waiting fetch to the engine while an op is free; it never waits for a disk. Each call drives
+ * it, so that the engine is full whenever the caller comes by. A fetch is done when none of its segments is in the engine and
+ * either all have been or one has failed: only then may its memory be used or freed [tiers I2]. The queue's ops are made at
+ * open; reading allocates nothing.
  *
  * Threads: one at a time.
  */
@@ -90,25 +89,11 @@ static void send_op(struct tiers_queue *q, struct queue_op *op)
     q->engine->ops->add(q->engine, &op->read);
 }
 
-/* Warm and small: no engine needed. */
-static bool copied(struct tiers_queue *q, struct tiers_fetch *f, const struct segment *s)
-{
-    if (!q->t->views || s->len > TIERS_VIEW_MAX ||
-        !view_copy(q->t->views, f->batch, s->shard, s->offset, s->len, f->memory + s->memory))
-        return false;
-    q->stats.requests++;
-    q->stats.bytes += s->len;
-    f->next_segment++;
-    return true;
-}
-
 /* Gives the next segment of f to the engine. False: no descriptor is free now. */
 static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
 {
     const struct segment *s = &f->plan.segments[f->next_segment];
     struct queue_op *op = q->free_ops;
-    if (copied(q, f, s))
-        return true;
     int rc = origin_get(q->t->origin, s->shard, q->in_engine == 0, &op->file, &f->error);
     if (rc == LARDER_EBUSY)
         return false;
@@ -232,7 +217,6 @@ int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory
     f->tag = tag;
     f->next_segment = f->in_flight = 0;
     f->failed = false;
-    f->batch = q->t->views ? views_batch(q->t->views) : 0;
     f->state = FETCH_STARTED;
     list_push(&q->waiting, f);
     fill(q);

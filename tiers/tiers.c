@@ -54,8 +54,6 @@ int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, 
     t->depth = o->queue_depth ? o->queue_depth : TIERS_DEPTH_DEFAULT;
     struct origin_options origin = {o->files_max, o->direct};
     int rc = origin_open(dir, shards, n, &origin, &t->origin, err);
-    if (!rc && !origin_direct(t->origin))
-        rc = views_new(t->origin, &t->views, err);
     if (!rc)
         rc = open_engines(t, err);
     if (rc) {
@@ -93,7 +91,6 @@ void tiers_close(struct tiers *t)
     for (unsigned i = 0; i < t->n_idle; i++)
         tiers_queue_close(t->idle[i]);
     pool_free(t->pool, forked);
-    views_free(t->views);
     origin_close(t->origin);
     if (!forked) {
         pthread_mutex_destroy(&t->lock);

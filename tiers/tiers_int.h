@@ -62,18 +62,6 @@ void origin_put(struct origin *o, const struct origin_file *f);
 /* The file system refused a direct read of f: this descriptor and all later ones are buffered. */
 void origin_direct_refused(struct origin *o, struct origin_file *f);
 
-/* ---- copies from mapped shards (view.c): thread-safe ---- */
-
-#define TIERS_VIEW_MAX (32u * 1024) /* longer segments are left to the engine */
-
-struct views;
-int views_new(struct origin *o, struct views **out, struct larder_error *err);
-void views_free(struct views *vs); /* before its origin */
-unsigned views_mapped(struct views *vs);
-uint64_t views_batch(struct views *vs); /* a number for the copies of one batch, see view_copy */
-/* Copies [offset, offset + len), len > 0, if that needs no reading from disk. A file is checked for its length once a batch. */
-bool view_copy(struct views *vs, uint64_t batch, uint32_t shard, uint64_t offset, uint32_t len, void *to);
-
 /* ---- engines (uring.c, pool.c): each belongs to one queue ---- */
 
 /* One read in an engine's hands; the queue owns the memory. */
@@ -118,7 +106,6 @@ int pool_engine_open(struct pool *p, struct engine **e, struct larder_error *err
 struct tiers {
     struct store *store;       /* NULL in tests that plan by extents */
     struct origin *origin;
-    struct views *views;       /* NULL where reads are direct */
     struct pool *pool;         /* reads where io_uring is refused; idle otherwise */
     unsigned depth;
     bool uring;
@@ -144,7 +131,6 @@ struct tiers_fetch {
     void *tag;
     size_t next_segment;       /* the first not yet given to the engine */
     size_t in_flight;          /* segments in the engine */
-    uint64_t batch;            /* views_batch */
     bool failed;
     struct larder_error error; /* the first failure */
     struct tiers_fetch *next;

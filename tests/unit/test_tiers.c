@@ -266,7 +266,7 @@ TEST(file_cut_short)
         damaged(i & 1, i & 2 ? LARDER_DIRECT_ON : LARDER_DIRECT_OFF, false, LARDER_ECORRUPT, "cut short: it has no bytes from offset 10");
 }
 
-/* Warm reads come out of mappings: cutting the file short must still be an error, not a signal. */
+/* Cutting a file short that is open and in the page cache is an error, not a signal. */
 TEST(file_cut_short_after_warm_reads)
 {
     struct files f = files_make(2, 200000, 8);
@@ -323,13 +323,6 @@ static void faulty_register(struct engine *e, void *m, size_t len) { (void)e, (v
 static void faulty_close(struct engine *e, bool forked) { ((struct faulty *)e)->real->ops->close(((struct faulty *)e)->real, forked); }
 static const struct engine_ops faulty_ops = {"faulty", faulty_add, faulty_flush, faulty_reap, faulty_register, faulty_close};
 
-/* All reads go to the engine, where the faults are. */
-static void without_views(struct tiers *t)
-{
-    views_free(t->views);
-    t->views = NULL;
-}
-
 /* One fetch of 30 records through a queue with the fault; returns its code. */
 static int read_faulty(const struct files *f, struct tiers *t, struct faulty y, struct larder_error *err, bool *right)
 {
@@ -337,7 +330,6 @@ static int read_faulty(const struct files *f, struct tiers *t, struct faulty y, 
     struct batch b = {.n = 30};
     struct tiers_fetch *done;
     void *tag;
-    without_views(t);
     for (uint32_t i = 0; i < 30; i++)
         b.e[i] = (struct extent){.shard = i % 2, .offset = 20000 * i + i, .stored_len = 12000};
     batch_plan(t, &b);
