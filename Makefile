@@ -18,6 +18,8 @@ ifeq ($(origin CC),default)
 CC := gcc
 endif
 Q := $(if $(V),,@)
+# One line a command; none under make -s.
+SAY = $(if $(V)$(findstring s,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),@:,@echo)
 SHELL := /bin/bash
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
@@ -117,28 +119,28 @@ tools: $(if $(TOOL_SRCS),$(BUILD)/larder)
 $(BUILD)/tests/examples/%.o: EXTRA := -Iloader # as a user writes it: <larder.h>
 $(BUILD)/%.o: %.c $(FLAGS)
 	@mkdir -p $(@D)
-	$(if $(V),,@echo "  CC $<")
+	$(SAY) "  CC $<"
 	$(Q)$(CC) $(ALL_CFLAGS) $(EXTRA) -MMD -MP -c -o $@ $<
 
 # The list of objects is a prerequisite as text, so that a removed source leaves the archive.
 $(LIB): $(LIB_OBJS) $(BUILD)/lib.list
-	$(if $(V),,@echo "  AR $@")
+	$(SAY) "  AR $@"
 	$(Q)rm -f $@; ar rcs $@ $(LIB_OBJS)
-$(shell echo '$(LIB_OBJS)' | cmp -s - $(BUILD)/lib.list || echo '$(LIB_OBJS)' >$(BUILD)/lib.list)
+$(shell echo '$(LIB_SRCS)' | cmp -s - $(BUILD)/lib.list || echo '$(LIB_SRCS)' >$(BUILD)/lib.list)
 
 $(SO): $(LIB_OBJS) $(BUILD)/lib.list loader/larder.map
-	$(if $(V),,@echo "  LD $@")
+	$(SAY) "  LD $@"
 	$(Q)$(CC) $(ALL_LDFLAGS) -shared -Wl,-soname,liblarder.so.$(SOVERSION) -Wl,--version-script=loader/larder.map \
 		-o $@ $(LIB_OBJS) $(ALL_LIBS)
 	$(Q)ln -sf liblarder.so.$(SOVERSION) $(BUILD)/liblarder.so
 
 $(BUILD)/larder: $(TOOL_OBJS) $(LIB)
-	$(if $(V),,@echo "  LD $@")
+	$(SAY) "  LD $@"
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(TOOL_OBJS) $(LIB) $(ALL_LIBS)
 
 # One program for each file under tests/. A file can name extra libraries: /* LIBS: -ljpeg */
 $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB)
-	$(if $(V),,@echo "  LD $@")
+	$(SAY) "  LD $@"
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(filter tests/fault/%,$(<:$(BUILD)/%=%)),$(WRAP_FLAGS)) -o $@ $< $(LIB) $(ALL_LIBS) \
 		$$(sed -n 's|^/\* LIBS: \(.*\) \*/$$|\1|p' tests/$*.c)
 

@@ -122,8 +122,8 @@ static void check_cursor(const char *root, const struct index_part *p, struct ke
     struct larder_error err = {0};
     struct index_cursor *c;
     const void *a, *b;
-    size_t a_len, b_len;
-    uint64_t x, y;
+    size_t a_len = 0, b_len = 0;
+    uint64_t x = 0, y = 0;
     int rc;
 
     REQUIRE_OK(index_cursor_open(root, p, &c, &err), &err);
