@@ -954,8 +954,8 @@ static int build_seal(struct build *b, const char *manifest, const char *root, c
         !(rc = make_path(&parent, err, "%s/index", root))) {
         if (rename(b->tmp, to))
             rc = err_sys(err, errno == ENOTEMPTY || errno == EEXIST ? LARDER_EEXIST : LARDER_EIO, errno, "%s: rename", to);
-        else
-            rc = dir_sync(parent, err);
+        else if ((rc = dir_sync(parent, err)))
+            dir_remove(AT_FDCWD, to, 0);
     }
     if (rc) {
         files_release(p.files, p.n_files);
