@@ -7,7 +7,7 @@
  * Reads whose memory was registered go as READ_FIXED, which spares the kernel pinning pages for each.
  *
  * The ring is made without IORING_SETUP_SINGLE_ISSUER and DEFER_TASKRUN: both bind it to one thread, and a queue may change
- * threads; measured, they gained nothing here (README.md, decisions).
+ * threads (README.md, decisions).
  *
  * When io_uring_enter itself begins to fail for good (a seccomp filter put on later), unsent reads come back with its errno,
  * and those in the kernel are awaited by poll(2) on the ring, which needs no io_uring call.
