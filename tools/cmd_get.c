@@ -27,6 +27,7 @@ const struct option_spec get_options[] = {
 struct get {
     struct tool *t;
     struct larder_dataset *ds;
+    uint64_t samples;
     uint32_t n_fields;
     const char *field; /* NULL: describe */
     uint32_t field_no;
@@ -252,22 +253,28 @@ static int find_field(struct get *g)
 }
 
 /* "@17" is an ordinal, "@@x" the key "@x", all else a key. 1: ordinal, 0: key, -1: complained. */
-static int parse_name(struct tool *t, const char *arg, const void **key, size_t *len, uint64_t *ordinal)
+static int parse_name(const struct get *g, const char *arg, const void **key, size_t *len, uint64_t *ordinal)
 {
     if (arg[0] == '@' && arg[1] != '@') {
-        if (parse_u64(arg + 1, ordinal) == 0)
+        if (parse_u64(arg + 1, ordinal)) {
+            tool_usage(g->t, "'%s' is not @ORDINAL; a key that begins with '@' is given as '@%s'", arg, arg);
+            return -1;
+        }
+        if (*ordinal < g->samples)
             return 1;
-        tool_usage(t, "'%s' is not @ORDINAL; a key that begins with '@' is given as '@%s'", arg, arg);
+        tool_fail(g->t, "ordinal %" PRIu64 " is beyond the %" PRIu64 " samples of %s", *ordinal, g->samples,
+                  g->t->argv[0]);
         return -1;
     }
     *key = arg[0] == '@' ? arg + 1 : arg;
     *len = strlen(*key);
     if (*len >= 1 && *len <= LARDER_KEY_MAX)
         return 0;
-    tool_usage(t, "a key has 1 to %d bytes, not %zu", LARDER_KEY_MAX, *len);
+    tool_usage(g->t, "a key has 1 to %d bytes, not %zu", LARDER_KEY_MAX, *len);
     return -1;
 }
 
+/* The ordinals of all arguments. n names: keys, lens and found have room for as many. */
 static int resolve(struct get *g, const void **keys, size_t *lens, uint64_t *found, uint64_t *ordinals)
 {
     size_t n = (size_t)g->t->argc - 1, n_keys = 0;
@@ -275,7 +282,7 @@ static int resolve(struct get *g, const void **keys, size_t *lens, uint64_t *fou
     struct larder_error err = {0};
 
     for (size_t i = 0; i < n; i++) {
-        int kind = parse_name(g->t, args[i], &keys[n_keys], &lens[n_keys], &ordinals[i]);
+        int kind = parse_name(g, args[i], &keys[n_keys], &lens[n_keys], &ordinals[i]);
 
         if (kind < 0)
             return g->t->status;
@@ -382,6 +389,7 @@ int cmd_get(struct tool *t)
     if (larder_dataset_info(g.ds, &in, &err)) {
         tool_error(t, &err);
     } else {
+        g.samples = in.samples;
         g.n_fields = in.fields;
         t->status = run(&g);
     }

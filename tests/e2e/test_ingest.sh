@@ -116,9 +116,12 @@ err_is "larder get: no key 'nothere' in d; 'larder ls' lists the keys"
 run larder get d ant/0 --field colour
 rc_is 1
 err_is "larder get: no field 'colour' in the schema of d; 'larder info' shows the fields"
-run larder get d @12
-rc_is 1
-has err '^larder get: .*12'
+for beyond in 12 18446744073709551615; do
+    run larder get d @0 @$beyond
+    rc_is 1
+    out_is ''
+    err_is "larder get: ordinal $beyond is beyond the 12 samples of d"
+done
 run larder get d @x
 rc_is 2
 err_is "larder get: '@x' is not @ORDINAL; a key that begins with '@' is given as '@@x'; see 'larder get --help'"
