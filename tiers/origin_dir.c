@@ -172,6 +172,8 @@ int origin_get(struct origin *o, uint32_t shard, bool force, struct origin_file 
     int spare, fd = open_shard(o, shard, &direct);
     while ((fd == -EMFILE || fd == -ENFILE) && shed(o))
         fd = open_shard(o, shard, &direct);
+    if ((fd == -EMFILE || fd == -ENFILE) && !force)
+        return LARDER_EBUSY;
     if (fd < 0)
         return open_failed(o, shard, -fd, err);
     if (publish(o, shard, fd, direct, f, &spare)) {

@@ -3,7 +3,12 @@
  * test_tiers.c - fetches over queues, against the bytes that were written: both engines, direct and buffered, many depths, many
  * threads, and what goes wrong: files missing, cut short, reads failing or short, closing while reading, forked children.
  */
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "tests/unit/tiers_files.h"
@@ -542,5 +547,64 @@ TEST(forked_child_only_closes)
     }
     files_release(&f);
 }
+
+/* ---- where io_uring is forbidden ---- */
+
+/* From here on the process's io_uring calls of that number fail with EPERM. */
+static bool forbid(unsigned nr)
+{
+    struct sock_filter code[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+                                 BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, nr, 0, 1),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                                 BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    struct sock_fprog prog = {ARRAY_LEN(code), code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog) == 0;
+}
+
+static void forbidden_at_open(const struct files *f)
+{
+    if (!forbid(__NR_io_uring_setup))
+        _exit(77);
+    struct tiers *t = open_tiers(f, false, 0, 0, LARDER_DIRECT_OFF);
+    CHECK_STR(tiers_engine(t), "pread");
+    read_batches(t, f, 16, 5, 10);
+    tiers_close(t);
+}
+
+static void forbidden_later(const struct files *f)
+{
+    struct tiers *t = open_tiers(f, false, 0, 0, LARDER_DIRECT_OFF);
+    struct batch b = {.n = 10};
+    struct larder_error err;
+    if (strcmp(tiers_engine(t), "io_uring") != 0 || !forbid(__NR_io_uring_enter))
+        _exit(77);
+    for (uint32_t i = 0; i < 10; i++)
+        b.e[i] = (struct extent){.offset = i * 9000, .stored_len = 100};
+    batch_plan(t, &b);
+    CHECK_ERR(tiers_read(t, b.f, b.memory, &err), LARDER_EIO, &err); /* an error, and no hang */
+    CHECK_EQ(err.sys_errno, EPERM);
+    batch_release(&b);
+    tiers_close(t);
+}
+
+static void in_sandbox(void (*fn)(const struct files *f))
+{
+    struct files f = files_make(2, 100000, 1);
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(60);
+        fn(&f);
+        _exit(atomic_load(&test_failures) != 0);
+    }
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    files_release(&f);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        TEST_SKIP("no seccomp, or no io_uring, here");
+    CHECK_EQ(status, 0);
+}
+
+TEST(io_uring_forbidden_at_open) { in_sandbox(forbidden_at_open); }
+TEST(io_uring_forbidden_later) { in_sandbox(forbidden_later); }
 
 TEST_MAIN();
