@@ -303,7 +303,8 @@ static int dump_some(const char *text, size_t len, void *user)
 {
     struct dump *d = user;
 
-    d->rc = buf_append(d->out, text, len, d->err);
+    if (d->rc == LARDER_OK) /* jansson goes on after some failures */
+        d->rc = buf_append(d->out, text, len, d->err);
     return d->rc ? -1 : 0;
 }
 
@@ -315,7 +316,7 @@ int json_dump(const struct json *j, struct buf *out, struct larder_error *err)
     if (!j)
         return err_nomem(err, 0, "JSON");
     /* Without JSON_SORT_KEYS jansson keeps the order of insertion; the flag JSON_PRESERVE_ORDER was for before 2.8. */
-    if (json_dump_callback(in(j), dump_some, &d, JSON_COMPACT | JSON_PRESERVE_ORDER) == 0)
+    if (json_dump_callback(in(j), dump_some, &d, JSON_COMPACT | JSON_PRESERVE_ORDER) == 0 && d.rc == LARDER_OK)
         return LARDER_OK;
     out->len = before;
     return d.rc ? d.rc : err_nomem(err, 0, "JSON"); /* the text was checked when it was set: memory it is */
