@@ -37,6 +37,9 @@ struct repair {
     bool holes;                    /* the order of samples may have gaps */
 };
 
+/* What the store itself lacks or holds wrong; other errors are the machine's, and no reason to drop anything. */
+static bool is_damage(int rc) { return rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND; }
+
 /* ---- candidates ---- */
 
 static bool in_journal(const struct repair *p, const char *name)
@@ -283,34 +286,44 @@ static int tick(void *user)
 }
 
 /* Damage of the index of the newest generation. Only asked when its manifest is good. */
-static bool index_bad(struct repair *p)
+static int index_bad(struct repair *p, bool *bad, struct larder_error *err)
 {
     const char *root = p->io->ops->local_root(p->io);
     struct larder_error why;
     struct index *ix = NULL;
-    bool bad = false;
+    int rc = LARDER_OK;
+    *bad = false;
     for (size_t i = 0; i < p->base.n_parts; i++)
-        for (size_t k = 0; k < p->base.parts[i].n_files; k++)
-            if (index_file_check(root, &p->base.parts[i], &p->base.parts[i].files[k], &why)) {
-                char file[600];
-                snprintf(file, sizeof(file), "index/%s/%s", p->base.parts[i].dir, p->base.parts[i].files[k].name);
-                tell_file(p, file, why.message);
-                bad = true;
-            }
-    if (!bad && index_open(root, p->base.parts, p->base.n_parts, MIB, &ix, &why)) {
-        tell_file(p, "index", why.message);
-        bad = true;
-    }
+        for (size_t k = 0; k < p->base.parts[i].n_files; k++) {
+            char file[600];
+            if (!(rc = index_file_check(root, &p->base.parts[i], &p->base.parts[i].files[k], &why)))
+                continue;
+            if (!is_damage(rc))
+                return err_set(err, rc, "%s", why.message);
+            snprintf(file, sizeof(file), "index/%s/%s", p->base.parts[i].dir, p->base.parts[i].files[k].name);
+            tell_file(p, file, why.message);
+            *bad = true;
+        }
+    if (*bad)
+        return LARDER_OK;
+    rc = index_open(root, p->base.parts, p->base.n_parts, MIB, &ix, &why);
     index_close(ix);
-    return bad;
+    if (rc && !is_damage(rc))
+        return err_set(err, rc, "%s", why.message);
+    if (rc)
+        tell_file(p, "index", why.message);
+    *bad = rc != LARDER_OK;
+    return LARDER_OK;
 }
 
 /* ---- rebuilding ---- */
 
-static int shard_dict(struct repair *p, const struct candidate *c, struct buf *dict)
+static int shard_dict(struct repair *p, const struct candidate *c, struct buf *dict, bool *lost, struct larder_error *err)
 {
     struct footer f = {p->io, c->ref.name, &c->ref, NULL, 0};
-    return c->ref.dict_id ? footer_section(&f, SECTION_DICT, dict, NULL) : LARDER_OK;
+    int rc = c->ref.dict_id ? footer_section(&f, SECTION_DICT, dict, err) : LARDER_OK;
+    *lost = is_damage(rc);
+    return *lost ? LARDER_OK : rc;
 }
 
 /* Moves what can be read of a damaged shard into a new one. *added false: nothing could. */
@@ -322,17 +335,22 @@ static int salvage(struct repair *p, struct candidate *c, struct manifest *m, st
     struct shard_scan *scan = NULL;
     struct scan_item item;
     struct larder_error why;
-    bool dict_lost = shard_dict(p, c, &dict) != LARDER_OK;
+    bool dict_lost;
+    int rc = shard_dict(p, c, &dict, &dict_lost, err), got;
+    if (rc)
+        return rc;
     struct shard_params params = {.meta = m, .unit = c->ref.unit, .sub = c->ref.sub, .revision = c->revision + 1, .dict = dict.data,
                                   .dict_len = dict_lost ? 0 : dict.len};
     struct shard_info info;
-    if (!shard_inspect(p->io, c->ref.name, &info, NULL, &why)) {
+    if (!(got = shard_inspect(p->io, c->ref.name, &info, NULL, &why))) {
         memcpy(params.session, info.session, 8);
         params.revision = info.revision + 1;
         shard_info_release(&info);
+    } else if (!is_damage(got)) {
+        return err_set(err, got, "%s", why.message);
     }
     shard_name_new(p->run, p->counter++, name);
-    int rc = shard_scan_open(p->io, &c->ref, SCAN_KEYS | SCAN_RECORDS, &scan, err), got;
+    rc = shard_scan_open(p->io, &c->ref, SCAN_KEYS | SCAN_RECORDS, &scan, err);
     if (!rc)
         rc = shard_writer_open(p->io, name, &params, &w, err);
     while (!rc && (got = shard_scan_next(scan, &item, &why)) != LARDER_END) {
@@ -424,6 +442,8 @@ static bool hint_bad(struct repair *p)
     int rc = io_read_all(p->io, "larder.json", 64 * KIB, &text, &why);
     if (!rc && !(rc = sealed_json_parse(text.data, text.len, "larder.json", &o, &why)))
         rc = json_get_u64(o, "generation", "larder.json", &g, &why);
+    if (rc && !is_damage(rc)) /* readers do without it, and so does repair */
+        return false;
     if (rc)
         tell_file(p, "larder.json", why.message);
     return rc || g != p->newest;
@@ -447,7 +467,10 @@ static int repair_locked(struct repair *p, struct larder_error *err)
     }
     p->r->shards = p->n;
     bool rehint = p->base_is_newest && hint_bad(p);
-    if (!p->changed && !index_bad(p)) {
+    bool bad_index = false;
+    if (!p->changed && (rc = index_bad(p, &bad_index, err)))
+        return rc;
+    if (!p->changed && !bad_index) {
         if (rehint && !p->o->dry_run)
             rc = hint_write(p->io, p->newest, err);
         return rc;

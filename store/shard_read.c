@@ -297,8 +297,12 @@ int shard_scan_open(struct store_io *io, const struct shard_ref *ref, int what, 
         return rc;
     }
     struct larder_error why;
-    if (rc == LARDER_ECORRUPT && !trailer_rebuild(io, s->path, ref->size, ref->footer_off, &s->t, &why) &&
-        s->t.tag == ref->tag && s->t.samples == ref->samples)
+    int rebuilt = rc == LARDER_ECORRUPT ? trailer_rebuild(io, s->path, ref->size, ref->footer_off, &s->t, &why) : rc;
+    if (rc == LARDER_ECORRUPT && rebuilt && rebuilt != LARDER_ECORRUPT && rebuilt != LARDER_ENOTFOUND) {
+        shard_scan_close(s);
+        return err_set(err, rebuilt, "%s", why.message);
+    }
+    if (!rebuilt && rc && s->t.tag == ref->tag && s->t.samples == ref->samples)
         rc = LARDER_OK; /* the pages say what the trailer would: only the trailer is lost */
     s->broken = rc != LARDER_OK;
     *scan = s;

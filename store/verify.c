@@ -363,15 +363,20 @@ static int verify_tick(void *user)
     return v->o->progress(v->o->user, &p);
 }
 
-/* A damaged hint does no harm and is told all the same. */
-static void verify_hint(struct verify *v)
+/* A damaged hint does no harm and is told all the same. A missing one is what a crash right after the commit leaves. */
+static int verify_hint(struct verify *v, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
     AUTO_JSON struct json *o = NULL;
     struct larder_error why;
     int rc = io_read_all(v->io, "larder.json", 64 * KIB, &text, &why);
-    if (rc || (rc = sealed_json_parse(text.data, text.len, "larder.json", &o, &why)))
+    if (!rc)
+        rc = sealed_json_parse(text.data, text.len, "larder.json", &o, &why);
+    if (rc == LARDER_ECORRUPT)
         damage_file(v, "larder.json", why.message);
+    else if (rc && rc != LARDER_ENOTFOUND)
+        return err_set(err, rc, "%s", why.message);
+    return LARDER_OK;
 }
 
 static int verify_generation(struct verify *v, struct larder_error *err)
@@ -379,12 +384,14 @@ static int verify_generation(struct verify *v, struct larder_error *err)
     const struct manifest *m = store_manifest(v->store);
     struct larder_error why;
     uint64_t files = 0;
-    verify_hint(v);
+    int rc = verify_hint(v, err);
+    if (rc)
+        return rc;
     for (size_t i = 0; i < m->n_parts; i++)
         files += m->parts[i].n_files;
     v->units = m->n_shards + files;
-    int rc = index_open(v->io->ops->local_root(v->io), m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
-    if (rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND || rc == LARDER_EIO) {
+    rc = index_open(v->io->ops->local_root(v->io), m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
+    if (rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND) {
         damage_file(v, "index", why.message);
         v->ix = NULL;
     } else if (rc) {

@@ -137,14 +137,15 @@ static int open_file(int root, struct fd_entry *e)
     while (e->fd < 0 && errno == EINTR);
     if (e->fd < 0)
         return errno;
-    if (fstat(e->fd, &st) == 0 && S_ISREG(st.st_mode)) {
-        e->dev = st.st_dev;
-        e->ino = st.st_ino;
-        return 0;
+    int failed = fstat(e->fd, &st) ? errno : S_ISREG(st.st_mode) ? 0 : EBADF;
+    if (failed) {
+        close(e->fd);
+        e->fd = -1;
+        return failed;
     }
-    close(e->fd);
-    e->fd = -1;
-    return EBADF;
+    e->dev = st.st_dev;
+    e->ino = st.st_ino;
+    return 0;
 }
 
 /* Closes e, which is out of the cache already; NULL allowed. Under the lock, which is released meanwhile. */
