@@ -192,8 +192,9 @@ static int read_folder(struct dir_source *s, const char *folder, struct todo *to
         return unreadable(s, folder, errno, err);
     DIR *d = fdopendir(fd);
     if (!d) {
+        int sys_errno = errno;
         close(fd);
-        return err_nomem(err, 32 * KIB, "a folder's listing");
+        return unreadable(s, *folder ? folder : ".", sys_errno, err);
     }
     char path[LARDER_KEY_MAX + NAME_MAX + 2];
     int rc = LARDER_OK;

@@ -199,9 +199,19 @@ static int check_end(struct tar_cursor *c, struct larder_error *err)
     uint8_t block[BLOCK];
     if (archive_filter_code(c->a, 0) != ARCHIVE_FILTER_NONE)
         return LARDER_END;
-    ssize_t n = pread(c->fd, block, BLOCK, (off_t)(c->file->size - MIN(c->file->size, BLOCK)));
-    bool zero = n == BLOCK;
-    for (ssize_t i = 0; zero && i < n; i++)
+    size_t got = 0;
+    while (got < BLOCK && c->file->size >= BLOCK) {
+        ssize_t n = pread(c->fd, block + got, BLOCK - got, (off_t)(c->file->size - BLOCK + got));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return err_sys(err, LARDER_EIO, errno, "%.120s: cannot be read", c->file->path);
+        if (n == 0)
+            break;
+        got += (size_t)n;
+    }
+    bool zero = got == BLOCK;
+    for (size_t i = 0; zero && i < got; i++)
         zero = block[i] == 0;
     if (zero)
         return LARDER_END;
