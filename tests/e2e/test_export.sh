@@ -119,4 +119,32 @@ PY
 is "lines" "$(larder ls evil | wc -l)" "$n"
 ok larder ls evil --json
 lines_are_json "$tmp/out"
+
+# keys that are not UTF-8, and keys that look like ordinals
+"$PYTHON" - <<'PY'
+import tarfile, io
+with tarfile.open("odd.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as t:
+    for name in ("\xff\xfe", "@5", "back\\slash", "sp ace"):
+        info = tarfile.TarInfo(name + ".bin")
+        info.size = 3
+        t.addfile(info, io.BytesIO(b"odd"))
+PY
+ok larder ingest odd.tar odd --quiet
+ok larder ls odd
+out_is '\xff\xfe
+@5
+back\\slash
+sp ace'
+ok larder ls odd --json
+lines_are_json "$tmp/out"
+is keys "$(json_of "$tmp/out" '[l.get("key", l.get("key_hex")) for l in o]')" "['fffe', '@5', 'back\\\\slash', 'sp ace']"
+is hex "$(json_of "$tmp/out" '"key_hex" in o[0] and "key" not in o[0]')" True
+for key in $'\xff\xfe' '@@5' 'back\slash' 'sp ace'; do
+    is "field of $key" "$(larder get odd "$key" --field bin)" odd
+done
+ok larder export odd odd.d
+is files "$(find odd.d -type f | wc -l)" 4
+ok larder export odd odd2.tar
+ok larder ingest odd2.tar odd2 --quiet
+is keys "$(larder ls odd2)" "$(larder ls odd)"
 echo "test_export: ok"

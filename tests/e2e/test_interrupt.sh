@@ -56,6 +56,32 @@ ok larder bench whole --json
 is "resumed and whole" "$(json_of "$tmp/out" 'o[0]["order_hash"], o[0]["data_hash"]')" "$resumed"
 is "order" "$(larder ls whole | sha256sum)" "$(larder ls d | sha256sum)"
 
+# other arguments, or another source, than the unfinished ingest's: refused until --restart
+unfinished() {
+    local n delay=0.05
+    for n in 1 2 3 4 5 6 7 8; do
+        rm -rf d
+        how=$("$PYTHON" "$tmp/interrupt.py" SIGTERM $delay "$LARDER" ingest src d --fields data:bytes --workers 1 \
+            --shard-size 256k 2>"$tmp/err")
+        [ "$how" = 15 ] && [ -s "$tmp/err" ] && [ -n "$(ls d/shards 2>/dev/null)" ] && return
+        [ "$how" = "exit 0" ] && delay=$("$PYTHON" -c "print($delay / 1.7)") || delay=$("$PYTHON" -c "print($delay * 1.3)")
+    done
+    fail "SIGTERM never met the ingest: $how"
+}
+unfinished
+run larder ingest src d --fields data:bytes --shard-size 300k
+rc_is 1
+out_is ''
+has err '^larder ingest: .*--?restart'
+echo changed >src/3/3.bin
+run larder ingest src d --fields data:bytes --workers 1 --shard-size 256k
+rc_is 1
+has err '^larder ingest: .*changed'
+ok larder ingest src d --fields data:bytes --shard-size 300k --restart --quiet
+ok larder verify d
+is keys "$(larder ls d | sort -u | wc -l)" 400
+is "the changed file" "$(larder get d 3/3 --field data)" changed
+
 # a closed pipe ends the program quietly
 run bash -c 'set +o pipefail; "$LARDER" ls d --long | head -n 1 >/dev/null'
 rc_is 0
