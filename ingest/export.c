@@ -108,22 +108,26 @@ static int split_long(struct buf *name, bool *renamed, struct larder_error *err)
 {
     AUTO_BUF struct buf in = *name;
     *name = (struct buf)BUF_INIT;
+    size_t lead = 0; /* bytes of the component that an encoded dot took already */
     int rc = LARDER_OK;
     for (size_t at = 0; !rc && at < in.len;) {
         const uint8_t *p = in.data + at, *slash = memchr(p, '/', in.len - at);
         size_t len = slash ? (size_t)(slash - p) : in.len - at;
-        if (len <= COMPONENT_MAX) {
+        if (lead + len <= COMPONENT_MAX) {
             rc = buf_append(name, p, len + (slash != NULL), err);
             at += len + (slash != NULL);
+            lead = 0;
             continue;
         }
         size_t cut = cut_place(p);
         *renamed = true;
+        lead = 0;
         if (!(rc = buf_append(name, p, cut, err)))
             rc = buf_append(name, "%/", 2, err);
         at += cut;
         if (!rc && in.data[at] == '.') {
             rc = buf_append(name, "%2E", 3, err);
+            lead = 3;
             at++;
         }
     }

@@ -940,8 +940,13 @@ int tar_sink_open(const char *path, struct sink **out, struct larder_error *err)
     }
     if (!rc)
         rc = set_filter(k, err);
-    if (!rc && (archive_write_set_format_pax_restricted(k->a) != ARCHIVE_OK || archive_write_open_fd(k->a, k->fd) != ARCHIVE_OK))
+    if (!rc && archive_write_set_format_pax_restricted(k->a) != ARCHIVE_OK)
         rc = write_failed(k, err);
+    if (!rc) { /* one header for the attribute; GNU tar warns about the other form */
+        archive_write_set_format_option(k->a, NULL, "xattrheader", "SCHILY");
+        if (archive_write_open_fd(k->a, k->fd) != ARCHIVE_OK)
+            rc = write_failed(k, err);
+    }
     if (rc) {
         tar_sink_abort(&k->base);
         return rc;
