@@ -232,7 +232,7 @@ static rocksdb_options_t *make_options(rocksdb_cache_t *cache, bool cache_indexe
 
     rocksdb_block_based_options_set_block_size(t, BLOCK_BYTES);
     rocksdb_block_based_options_set_format_version(t, 5);
-    rocksdb_block_based_options_set_checksum(t, 1); /* CRC32C */
+    rocksdb_block_based_options_set_checksum(t, 4); /* XXH3, as RocksDB itself chooses */
     rocksdb_block_based_options_set_data_block_index_type(
         t, rocksdb_block_based_table_data_block_index_type_binary_search_and_hash);
     rocksdb_block_based_options_set_data_block_hash_ratio(t, 0.75);
