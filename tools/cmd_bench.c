@@ -36,6 +36,7 @@ const struct option_spec bench_options[] = {
 
 struct epoch {
     uint64_t order_hash, data_hash;
+    struct larder_progress progress;
     struct larder_loader_stats stats;
 };
 
@@ -52,11 +53,15 @@ static uint64_t sample_hash(uint64_t ordinal, const struct larder_value *values,
 static void add_batch(struct epoch *e, const struct larder_batch *b)
 {
     for (uint32_t i = 0; i < b->n; i++) {
+        const struct larder_value *values = b->values + (size_t)i * b->n_fields;
         uint64_t ordinal = htole64(b->ordinals[i]);
 
         e->order_hash = larder_hash64(e->order_hash, &ordinal, sizeof ordinal);
-        e->data_hash += sample_hash(b->ordinals[i], b->values + (size_t)i * b->n_fields, b->n_fields);
+        e->data_hash += sample_hash(b->ordinals[i], values, b->n_fields);
+        for (uint32_t k = 0; k < b->n_fields; k++)
+            e->progress.bytes += values[k].data ? values[k].len : 0;
     }
+    e->progress.done += b->n;
 }
 
 static void compute_until(uint64_t deadline_ns)
@@ -67,18 +72,27 @@ static void compute_until(uint64_t deadline_ns)
         ;
 }
 
-static int run_epoch(struct larder_loader *ld, uint64_t compute_ns, struct epoch *e, struct larder_error *err)
+struct bench {
+    struct larder_dataset_options dataset;
+    struct larder_loader_options loader;
+    uint64_t compute_ns;
+    uint64_t samples; /* of the dataset */
+};
+
+static int run_epoch(struct tool *t, struct larder_loader *ld, const struct bench *bench, struct epoch *e,
+                     struct larder_error *err)
 {
     const struct larder_batch *b;
     int rc;
 
-    memset(e, 0, sizeof *e);
+    *e = (struct epoch){.progress = {.phase = "bench", .total = bench->samples}};
     while ((rc = larder_loader_next(ld, &b, err)) == LARDER_OK) {
-        uint64_t came_ns = compute_ns ? clock_now_ns() : 0;
+        uint64_t came_ns = clock_now_ns();
 
         add_batch(e, b);
-        if (compute_ns)
-            compute_until(came_ns + compute_ns);
+        progress_update(&t->progress, &e->progress, came_ns);
+        if (bench->compute_ns)
+            compute_until(came_ns + bench->compute_ns);
         larder_batch_release(b);
     }
     if (rc != LARDER_END)
@@ -132,30 +146,29 @@ static void print_row(const struct epoch *e, int with_header)
            (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
 }
 
-struct bench {
-    struct larder_dataset_options dataset;
-    struct larder_loader_options loader;
-    uint64_t compute_ns;
-};
-
-static int run(struct tool *t, struct larder_dataset *ds, const struct bench *b)
+static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
 {
+    struct larder_dataset_info in = {.struct_size = sizeof in};
     struct larder_loader *ld = NULL;
     struct larder_error err = {0};
     struct epoch e;
 
-    if (larder_loader_open(ds, &b->loader, &ld, &err))
+    if (larder_dataset_info(ds, &in, &err) || larder_loader_open(ds, &b->loader, &ld, &err))
         return tool_error(t, &err);
+    b->samples = in.samples;
+    progress_init(&t->progress, stderr, 0); /* no signals: who stops a bench wants it to end at once */
     for (uint64_t i = 0; i < b->loader.epochs && !tool_output_failed(); i++) {
-        if (run_epoch(ld, b->compute_ns, &e, &err)) {
+        if (run_epoch(t, ld, b, &e, &err)) {
             tool_error(t, &err);
             break;
         }
+        progress_hide(&t->progress);
         if (t->json)
             print_json(&e);
         else
             print_row(&e, i == 0);
         fflush(stdout);
+        progress_show(&t->progress);
     }
     larder_loader_close(ld);
     return t->status;
@@ -203,7 +216,7 @@ static int parse(struct tool *t, struct bench *b)
 
 int cmd_bench(struct tool *t)
 {
-    struct bench b = {LARDER_DATASET_OPTIONS_INIT, LARDER_LOADER_OPTIONS_INIT, 0};
+    struct bench b = {LARDER_DATASET_OPTIONS_INIT, LARDER_LOADER_OPTIONS_INIT, 0, 0};
     struct larder_dataset *ds;
 
     b.loader.epochs = 1;
