@@ -16,7 +16,7 @@
 
 #include "store/store_int.h"
 
-struct candidate { struct shard_ref ref; uint8_t session[8], family[16]; uint64_t generation; uint32_t revision; bool known, bad; };
+struct candidate { struct shard_ref ref; uint8_t session[8], family[16], uuid[16]; uint64_t generation; uint32_t revision; bool known, bad; };
 
 struct repair {
     struct store_io *io;
@@ -57,6 +57,7 @@ static int add_candidate(struct repair *p, const struct shard_ref *ref, const st
     if (info) {
         memcpy(c->session, info->session, 8);
         memcpy(c->family, info->family, 16);
+        memcpy(c->uuid, info->uuid, 16);
         c->generation = info->generation;
         c->revision = info->revision;
     }
@@ -93,13 +94,9 @@ static bool in_base(const struct repair *p, const char *name)
     return false;
 }
 
-/* The newest meta among the shards found stands in for a manifest. */
+/* A shard's meta stands in for a manifest; a good manifest's shards and lineage stay. */
 static void take_meta(struct repair *p, const struct shard_info *info, struct manifest *meta)
 {
-    if (p->base.generation && info->generation < p->base.generation) {
-        manifest_release(meta);
-        return;
-    }
     struct manifest old = p->base;
     p->base = *meta;
     memcpy(p->base.uuid, info->uuid, 16);
@@ -107,13 +104,66 @@ static void take_meta(struct repair *p, const struct shard_info *info, struct ma
     memcpy(p->base.family, info->family, 16);
     p->base.generation = info->generation;
     p->base.created_s = info->created_s;
-    p->base.shards = old.shards; /* a good manifest's shards stay */
+    p->base.shards = old.shards;
     p->base.n_shards = old.n_shards;
     p->base.cap_shards = old.cap_shards;
     p->base.samples = old.samples;
     old.shards = NULL;
     old.n_shards = 0;
     manifest_release(&old);
+}
+
+/* The newest meta that can be read among the shards found. */
+static int find_meta(struct repair *p, struct larder_error *err)
+{
+    for (size_t i = 0; i < p->n; i++) {
+        struct shard_info info;
+        struct manifest meta;
+        struct larder_error why;
+        if (p->list[i].known || p->list[i].generation <= p->base.generation)
+            continue;
+        int got = shard_inspect(p->io, p->list[i].ref.name, &info, &meta, &why);
+        if (got == LARDER_ECORRUPT || got == LARDER_EVERSION)
+            continue;
+        if (got)
+            return err_set(err, got, "%s", why.message);
+        take_meta(p, &info, &meta);
+        shard_info_release(&info);
+    }
+    return LARDER_OK;
+}
+
+static int by_uuid(const void *a, const void *b)
+{
+    return memcmp(((const struct candidate *)a)->uuid, ((const struct candidate *)b)->uuid, 16);
+}
+
+/* Without a manifest, the dataset is the one that most samples belong to; shards of others were copied here by mistake. */
+static void drop_foreign(struct repair *p)
+{
+    uint64_t samples = 0, best = 0;
+    uint8_t uuid[16] = {0};
+    size_t kept = 0;
+    if (p->n)
+        qsort(p->list, p->n, sizeof(*p->list), by_uuid);
+    for (size_t i = 0; i < p->n; i++) {
+        samples = (i && by_uuid(&p->list[i - 1], &p->list[i]) == 0 ? samples : 0) + p->list[i].ref.samples;
+        if (samples > best) {
+            best = samples;
+            memcpy(uuid, p->list[i].uuid, 16);
+        }
+    }
+    for (size_t i = 0; i < p->n; i++) {
+        char file[320];
+        if (!memcmp(p->list[i].uuid, uuid, 16)) {
+            p->list[kept++] = p->list[i];
+            continue;
+        }
+        shard_path(p->list[i].ref.name, file);
+        tell_file(p, file, "belongs to another dataset");
+        shard_ref_release(&p->list[i].ref);
+    }
+    p->n = kept;
 }
 
 /* Shards on disk that the good manifest (if any) does not know: those of later, lost generations, or all. */
@@ -127,13 +177,12 @@ static int find_shards(struct repair *p, struct larder_error *err)
     for (size_t at = 0; !rc && at < f.names.len;) {
         const char *name = (const char *)f.names.data + at;
         struct shard_info info;
-        struct manifest meta;
         struct larder_error why;
         char file[320];
         at += strlen(name) + 1;
         if (in_base(p, name))
             continue;
-        int got = shard_inspect(p->io, name, &info, &meta, &why);
+        int got = shard_inspect(p->io, name, &info, NULL, &why);
         shard_path(name, file);
         if (got == LARDER_ECORRUPT || got == LARDER_EVERSION) {
             if (!good) { /* otherwise it may be of no generation at all */
@@ -146,17 +195,14 @@ static int find_shards(struct repair *p, struct larder_error *err)
             rc = err_set(err, got, "%s", why.message);
             break;
         }
-        if (good && (info.generation <= good || memcmp(info.family, family, 16))) {
-            manifest_release(&meta); /* superseded, dropped before, or of another family */
-        } else if (!(rc = add_candidate(p, &info.ref, &info, err))) {
-            take_meta(p, &info, &meta);
-        } else {
-            manifest_release(&meta);
-        }
+        if (!good || (info.generation > good && !memcmp(info.family, family, 16))) /* else superseded, dropped before, foreign */
+            rc = add_candidate(p, &info.ref, &info, err);
         shard_info_release(&info);
     }
     buf_release(&f.names);
-    return rc;
+    if (!rc && !good)
+        drop_foreign(p);
+    return rc ? rc : find_meta(p, err);
 }
 
 /* Known shards keep the manifest's order; found ones go behind, by generation, session, unit, sub, newest revision first. */
@@ -214,6 +260,19 @@ static void drop_superseded(struct repair *p)
     p->n = kept;
 }
 
+/* Whether a manifest speaks of what lies here: one of another dataset, or of shards that are all lost, is of no use. */
+static bool any_shard_here(const struct repair *p)
+{
+    for (size_t i = 0; i < p->base.n_shards; i++) {
+        char file[320];
+        uint64_t size, mtime_s;
+        shard_path(p->base.shards[i].name, file);
+        if (p->io->ops->stat(p->io, file, &size, &mtime_s, NULL) != LARDER_ENOTFOUND)
+            return true;
+    }
+    return false;
+}
+
 static int gather(struct repair *p, struct larder_error *err)
 {
     AUTO_FREE uint64_t *list = NULL;
@@ -227,10 +286,14 @@ static int gather(struct repair *p, struct larder_error *err)
         char file[64];
         snprintf(file, sizeof(file), "manifests/%llu.json", (unsigned long long)list[i - 1]);
         rc = generation_load(p->io, list[i - 1], &p->base, &why);
-        if (rc == LARDER_ECORRUPT)
+        if (rc == LARDER_ECORRUPT) {
             tell_file(p, file, why.message);
-        else if (rc)
+        } else if (rc) {
             return err_set(err, rc, "%s", why.message);
+        } else if (!any_shard_here(p)) {
+            tell_file(p, file, "none of its shards is here");
+            manifest_release(&p->base);
+        }
     }
     p->base_is_newest = p->base.generation && p->base.generation == p->newest;
     rc = LARDER_OK;
@@ -241,7 +304,13 @@ static int gather(struct repair *p, struct larder_error *err)
         rc = find_shards(p, err);
     }
     if (!rc && p->n == 0)
-        rc = err_set(err, LARDER_ENOTFOUND, "no dataset here: neither a manifest nor a readable shard");
+        rc = n ? err_set(err, LARDER_ECORRUPT, "not one sample can be read: nothing to rebuild from")
+               : err_set(err, LARDER_ENOTFOUND, "%.150s: no dataset here: neither a manifest nor a readable shard",
+                         p->io->ops->local_root(p->io));
+    if (!rc && !p->base.generation)
+        rc = err_set(err, LARDER_ECORRUPT, "no shard tells its schema: nothing to rebuild from");
+    if (rc)
+        return rc;
     drop_superseded(p);
     return rc;
 }

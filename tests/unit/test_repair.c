@@ -290,6 +290,59 @@ TEST(newest_manifest_lost)
     tear_down(&f);
 }
 
+static void copy_files(const char *from, const char *to)
+{
+    char cmd[700];
+    snprintf(cmd, sizeof(cmd), "cp %s %s", from, to);
+    REQUIRE_EQ(system(cmd), 0);
+}
+
+/* A good manifest that names no shard of this place does not stand in the way of the shards that are here. */
+TEST(manifest_of_another_dataset)
+{
+    struct fixture f, other;
+    struct told t;
+    struct larder_verify_report r;
+    char from[300], to[300];
+    set_up(&f);
+    set_up(&other);
+    snprintf(from, sizeof(from), "%s/manifests/*", other.dir);
+    snprintf(to, sizeof(to), "%s/manifests/", f.dir);
+    copy_files(from, to);
+    CHECK_EQ(verify(&f, &t, &r), LARDER_ECORRUPT);
+    struct larder_repair_report p = repair(&f, false);
+    CHECK_EQ(p.generation, 3);
+    CHECK_EQ(p.dropped, 0);
+    CHECK_EQ(check_all(&f, UINT64_MAX), N);
+    CHECK_EQ(verify(&f, &t, &r), LARDER_OK);
+    tear_down(&f);
+    tear_down(&other);
+}
+
+/* With the manifests lost, shards of another dataset do not take the place of the many that are here. */
+TEST(shard_of_another_dataset)
+{
+    struct fixture f, other;
+    struct told t;
+    struct larder_verify_report r;
+    char from[300], to[300];
+    set_up(&f);
+    set_up(&other);
+    add(other.dir, N, 1, true); /* of a later generation than any here */
+    snprintf(from, sizeof(from), "$(ls -t %s/shards/* | head -n 3)", other.dir);
+    snprintf(to, sizeof(to), "%s/shards/", f.dir);
+    copy_files(from, to);
+    snprintf(to, sizeof(to), "rm %s/manifests/* %s/larder.json", f.dir, f.dir);
+    REQUIRE_EQ(system(to), 0);
+    struct larder_repair_report p = repair(&f, false);
+    CHECK_EQ(p.samples, N);
+    CHECK_EQ(p.dropped, 0);
+    CHECK_EQ(check_all(&f, UINT64_MAX), N);
+    CHECK_EQ(verify(&f, &t, &r), LARDER_OK);
+    tear_down(&f);
+    tear_down(&other);
+}
+
 TEST(subsets_cover_everything)
 {
     struct fixture f;
