@@ -159,7 +159,11 @@ FAULT_DECLARE(ssize_t, preadv2, int fd, const struct iovec *iov, int n, off_t of
 {
     if (fault_now(FAULT_IO, "preadv2"))
         return errno = EIO, -1;
-    return __real_preadv2(fd, iov, n > 1 && fault_now(FAULT_SHORT, "preadv2") ? n / 2 : n, off, flags);
+    if (iov[0].iov_len > 1 && fault_now(FAULT_SHORT, "preadv2")) {
+        struct iovec half = {iov[0].iov_base, iov[0].iov_len / 2};
+        return __real_preadv2(fd, &half, 1, off, flags);
+    }
+    return __real_preadv2(fd, iov, n, off, flags);
 }
 static inline ssize_t fault_write_error(void)
 {
