@@ -30,14 +30,14 @@ int sealed_json_dump(const struct json *o, struct buf *out, struct larder_error 
 static int check_crc(const uint8_t *text, size_t len, const char *what, struct larder_error *err)
 {
     static const char tail[] = ",\"crc32c\":\"";
-    uint8_t crc[4];
-    if (len < CRC_TAIL_LEN + 1 || memcmp(text + len - CRC_TAIL_LEN, tail, sizeof(tail) - 1) || memcmp(text + len - 3, "\"}\n", 3) ||
-        !hex_decode((const char *)text + len - 11, 8, crc, 4))
+    char found[9];
+    if (len < CRC_TAIL_LEN + 1 || memcmp(text + len - CRC_TAIL_LEN, tail, sizeof(tail) - 1) || memcmp(text + len - 3, "\"}\n", 3))
         return err_set(err, LARDER_ECORRUPT, "%s: does not end in its CRC32C: cut short or edited", what);
-    uint32_t want = (uint32_t)crc[0] << 24 | (uint32_t)crc[1] << 16 | (uint32_t)crc[2] << 8 | crc[3];
-    uint32_t found = crc32c(0, text, len - CRC_TAIL_LEN);
-    if (want != found)
-        return err_set(err, LARDER_ECORRUPT, "%s: fails its CRC32C (stored %08x, found %08x)", what, want, found);
+    snprintf(found, sizeof(found), "%08x", crc32c(0, text, len - CRC_TAIL_LEN));
+    if (memcmp(text + len - 11, found, 8)) { /* as text: a capital digit is a flipped bit too */
+        char stored[256];
+        return err_set(err, LARDER_ECORRUPT, "%s: fails its CRC32C (stored %s, found %s)", what, key_text(text + len - 11, 8, stored), found);
+    }
     return LARDER_OK;
 }
 
