@@ -17,7 +17,7 @@
 #include "tests/fault/flaky_io.h"
 #include "tests/unit/dataset.h"
 
-enum { OLD = 10, NEW = 17, STRIDE_FROM = 50 };
+enum { OLD = 10, NEW = 17, STRIDE_FROM = 30 };
 
 /* Three samples a shard or so; some records above 64 KiB, where fields have CRCs of their own. */
 static const struct dataset_spec spec = {NEW, 4, 3000, 80000, 3000, LARDER_COMPRESS_ZSTD};
@@ -296,7 +296,7 @@ static void fresh(void)
 
 static long stride(long n)
 {
-    return n < STRIDE_FROM || getenv("LARDER_FULL") ? 1 : 1 + n / 15;
+    return n < STRIDE_FROM || getenv("LARDER_FULL") ? 1 : 1 + n / 8;
 }
 
 static void sweep(const struct sweep *s, enum fault_kind kind)

@@ -104,7 +104,8 @@ static inline int dataset_shard(struct store_io *io, struct manifest *m, const s
         size_t key_len = sample_key(i, key);
 
         sample_values(d, i, image, text, &label, values);
-        rc = shard_writer_add(w, key, key_len, values, err);
+        if ((rc = shard_writer_add(w, key, key_len, values, err)))
+            shard_writer_abort(w);
     }
     if (rc == 0)
         rc = GROW(m->shards, m->cap_shards, m->n_shards + 1, err);
