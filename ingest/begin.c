@@ -22,11 +22,16 @@ static bool known_name(const char *name)
     return !strncmp(name, ".tmp-", 5) || !strncmp(name, ".nfs", 4);
 }
 
+/* What is to become a dataset holds nothing else; one that is there already may have a README beside it. */
 static int root_check(struct store_io *io, struct larder_error *err)
 {
     const char *root = io->ops->local_root(io);
+    uint64_t generation;
     if (!root)
         return err_set(err, LARDER_EINVAL, "writing needs a dataset in a local folder");
+    int got = generation_newest(io, &generation, err);
+    if (got != LARDER_ENOTFOUND)
+        return got;
     DIR *d = opendir(root);
     if (!d)
         return err_sys(err, err_code_of(errno), errno, "%s: cannot be opened", root);

@@ -45,7 +45,7 @@ static int found_add(void *user, const char *name, uint64_t size, uint64_t mtime
     struct found *f = user;
     unsigned long long g;
     char path[64];
-    if (sscanf(name, "manifests/%llu.json", &g) != 1 || g == 0)
+    if (sscanf(name, "manifests/%llu.json", &g) != 1 || g == 0 || g >= INT64_MAX) /* no number that JSON could hold */
         return LARDER_OK;
     manifest_path(g, path);
     if (strcmp(path, name))

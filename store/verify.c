@@ -240,6 +240,10 @@ static int check_shard(struct checker *k, struct larder_error *err)
         tell(k, UINT64_MAX, NULL, 0, rc ? "the file is missing" : "the file has the wrong size");
         return LARDER_OK;
     }
+    if (rc == LARDER_ECORRUPT) { /* no regular file */
+        tell(k, UINT64_MAX, NULL, 0, why.message);
+        return LARDER_OK;
+    }
     if (rc)
         return err_set(err, rc, "%s", why.message);
     rc = footer_trailer(&f, &k->t, &why);
@@ -419,8 +423,8 @@ int store_verify(struct store_io *io, const struct larder_verify_options *o, str
     r->bytes = v.bytes;
     r->damaged = v.damaged;
     if (!rc && v.damaged)
-        rc = err_set(&why, LARDER_ECORRUPT, "%llu damaged places; larder repair drops what cannot be read and rebuilds the rest",
-                     (unsigned long long)v.damaged);
+        rc = err_set(&why, LARDER_ECORRUPT, "%llu damaged place%s; larder repair drops what cannot be read and rebuilds the rest",
+                     (unsigned long long)v.damaged, v.damaged == 1 ? "" : "s");
     index_close(v.ix);
     store_close(v.store);
     if (rc && err)

@@ -1,0 +1,45 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Strange things: other files in a dataset's folder, things that are no files where files belong, odd names, odd places.
+. "$(dirname "$0")/common.sh"
+make_tree src
+ok larder ingest src d --fields data:bytes --shard-size 2k --quiet
+
+# what a user keeps beside a dataset hinders nobody; before there is one it does
+echo notes >d/README.txt
+mkdir more more/dog
+echo woof >more/dog/1.bin
+ok larder ingest more d --append --quiet
+ok larder verify d
+mkdir busy
+echo notes >busy/README.txt
+run larder ingest src busy
+rc_is 1
+err_is "larder ingest: busy: holds 'README.txt', so it is no dataset: give a new or empty folder"
+
+# a manifest of a number beyond all numbers is none
+cp d/manifests/1.json d/manifests/18446744073709551615.json
+ok larder verify d
+ok larder repair d
+out_is "nothing to repair"
+rm d/manifests/18446744073709551615.json
+
+# a folder or a FIFO in a shard's place is damage of that shard alone
+cp -r d d2
+shard=$(ls d/shards | head -n 1)
+rm "d/shards/$shard" "d2/shards/$shard"
+mkdir "d/shards/$shard"
+mkfifo "d2/shards/$shard"
+for x in d d2; do
+    run larder verify $x
+    rc_is 3
+    sed -i -E 's/^verified .*/VERIFIED/' "$tmp/out"
+    out_is "damaged shards/SHARD: $x/shards/SHARD: not a regular file
+VERIFIED"
+    err_is "larder verify: 1 damaged place; larder repair drops what cannot be read and rebuilds the rest"
+    run larder repair $x
+    rc_is 0
+    has out '1 shard lost'
+    ok larder verify $x
+done
+echo "test_strange: ok"
