@@ -25,6 +25,7 @@
 #define OFFSETS_BYTES (16 * MIB) /* of their offsets */
 #define PROGRESS_EVERY 256u      /* files between looks at the clock */
 #define BUFFER_MIN (256 * KIB)
+#define PATH_SHOWN 120               /* bytes of a path in a message whose end matters too */
 
 /* An entry in the spool: this head, little-endian, then the path. */
 enum { E_SIZE = 0, E_MTIME = 8, E_CLASS = 16, E_PATH_LEN = 20, E_KEY_LEN = 22, E_HEAD = 24 };
@@ -36,6 +37,7 @@ struct dir_source {
     struct notes *notes;
     const char *tmp;
     int root;                       /* the folder; -1: not open */
+    dev_t own_dev; ino_t own_ino;   /* of the dataset's folder, which may lie in the source and is no part of it */
     bool shuffled;
     struct perm order;
     struct spool entries, offsets;
@@ -102,7 +104,7 @@ static int unreadable(struct dir_source *s, const char *path, int sys_errno, str
 static int rejected(struct dir_source *s, const char *path, const char *why, struct larder_error *err)
 {
     if (!notes_may_skip(s->notes))
-        return err_set(err, LARDER_EINVAL, "%s: %s", path, why);
+        return err_prefix(err, err_set(err, LARDER_EINVAL, "%s", why), "%.*s%s", PATH_SHOWN, path, strlen(path) > PATH_SHOWN ? "..." : "");
     notes_skipped(s->notes, path, why);
     return LARDER_OK;
 }
@@ -128,15 +130,15 @@ static int add_file(struct dir_source *s, const char *path, const struct stat *s
         return rejected(s, path, "its key (the path without extension) is longer than 1024 bytes", err);
     if ((uint64_t)st->st_size > LARDER_SAMPLE_BYTES_MAX - 64)
         return rejected(s, path, "is larger than a sample may be (4 GiB)", err);
-    /* key NUL extension: paths hold no NUL, so this sorts by (key, extension) */
+    /* key NUL .extension: paths hold no NUL, so this sorts by (key, extension), none first */
     uint8_t sort_key[PATH_LEN_MAX + 2], payload[18];
-    memcpy(sort_key, path, path_len);
+    memcpy(sort_key, path, key_len);
     sort_key[key_len] = 0;
-    sort_key[path_len] = 0; /* without an extension: the same byte */
+    memcpy(sort_key + key_len + 1, path + key_len, path_len - key_len);
     put_u64(payload, (uint64_t)st->st_size);
     put_u64(payload + 8, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
     put_u16(payload + 16, (uint16_t)key_len);
-    int rc = extsort_add(s->sort, sort_key, dot ? path_len : path_len + 1, payload, sizeof(payload), err);
+    int rc = extsort_add(s->sort, sort_key, path_len + 1, payload, sizeof(payload), err);
     const char *slash = strchr(path, '/');
     if (!rc && slash)
         rc = add_top(s, path, (size_t)(slash - path), err);
@@ -174,6 +176,10 @@ static int visit(struct dir_source *s, int dir, const char *name, const char *pa
     }
     if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW))
         return unreadable(s, path, errno, err);
+    if (S_ISDIR(st.st_mode) && st.st_dev == s->own_dev && st.st_ino == s->own_ino) {
+        notes_ignored(s->notes, path, "the dataset itself");
+        return LARDER_OK;
+    }
     if (S_ISDIR(st.st_mode))
         return strlen(path) > LARDER_KEY_MAX ? rejected(s, path, "its path is longer than 1024 bytes", err) : push(todo, path, err);
     bool link = S_ISLNK(st.st_mode);
@@ -410,19 +416,15 @@ static int duplicate(struct dir_source *s, const struct entry *first, const stru
     return LARDER_OK;
 }
 
-/* The path again from key NUL extension. */
+/* The path again from key NUL .extension. */
 static void entry_of(const void *key, size_t key_len, const void *payload, struct entry *e)
 {
     e->size = get_u64(payload);
     e->mtime_ns = (int64_t)get_u64((const uint8_t *)payload + 8);
     e->key_len = get_u16((const uint8_t *)payload + 16);
-    memcpy(e->path, key, key_len);
-    bool no_ext = key_len == (size_t)e->key_len + 1 && ((const char *)key)[e->key_len] == 0;
-    e->path_len = e->key_len;
-    if (!no_ext) {
-        e->path[e->key_len] = '.';
-        e->path_len = (uint16_t)key_len;
-    }
+    e->path_len = (uint16_t)(key_len - 1);
+    memcpy(e->path, key, e->key_len);
+    memcpy(e->path + e->key_len, (const uint8_t *)key + e->key_len + 1, (size_t)e->path_len - e->key_len);
     e->path[e->path_len] = 0;
     e->class = 0;
 }
@@ -550,8 +552,8 @@ static int dir_open_unit(struct source *base, uint64_t unit, uint64_t skip, stru
 
 static int changed(const struct dir_cursor *c, uint64_t now, struct larder_error *err)
 {
-    return err_set(err, LARDER_EINVAL, "%s changed while it was read (listed with %llu bytes, now %llu): run again when the source is "
-                   "at rest", c->what, (unsigned long long)c->e.size, (unsigned long long)now);
+    return err_set(err, LARDER_EINVAL, "%.*s changed while it was read (listed with %llu bytes, now %llu): run again when the source is "
+                   "at rest", PATH_SHOWN, c->what, (unsigned long long)c->e.size, (unsigned long long)now);
 }
 
 /* The whole file into c->data. One read asks for a byte more than is listed, so that growth shows without another call. */
@@ -626,6 +628,24 @@ static const struct source_ops dir_ops = {dir_open_unit, dir_next, dir_close_uni
 
 /* ---- opening ---- */
 
+static int open_root(struct dir_source *s, const char *path, struct larder_error *err)
+{
+    struct stat st, own;
+    s->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (s->root < 0)
+        return errno == ENOENT ? err_set(err, LARDER_ENOTFOUND, "%s: no such folder", path)
+                               : err_sys(err, LARDER_EIO, errno, "%s: cannot be opened as a folder", path);
+    if (!(s->base.path = realpath(path, NULL)))
+        return err_sys(err, LARDER_EIO, errno, "%s: cannot be resolved", path);
+    if (fstat(s->root, &st) || stat(s->tmp, &own))
+        return err_sys(err, LARDER_EIO, errno, "%s: cannot be read", path);
+    s->own_dev = own.st_dev;
+    s->own_ino = own.st_ino;
+    if (st.st_dev == own.st_dev && st.st_ino == own.st_ino)
+        return err_set(err, LARDER_EINVAL, "%s: is the dataset itself: give the folder that holds the samples", path);
+    return LARDER_OK;
+}
+
 static int list(struct dir_source *s, const struct manifest *base, struct larder_error *err)
 {
     s->all_in_folders = true;
@@ -663,15 +683,10 @@ int dir_open(const char *path, const char *tmp, struct notes *notes, const struc
     s->tmp = tmp;
     s->shuffled = notes->o->order == LARDER_ORDER_SHUFFLED;
     s->shard_size = notes->o->shard_size ? notes->o->shard_size : STORE_SHARD_SIZE_DEFAULT;
+    s->root = -1;
     spool_init(&s->entries, tmp, LIST_BYTES);
     spool_init(&s->offsets, tmp, OFFSETS_BYTES);
-    int rc = LARDER_OK;
-    s->root = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (s->root < 0)
-        rc = errno == ENOENT ? err_set(err, LARDER_ENOTFOUND, "%s: no such folder", path)
-                             : err_sys(err, LARDER_EIO, errno, "%s: cannot be opened as a folder", path);
-    else if (!(s->base.path = realpath(path, NULL)))
-        rc = err_sys(err, LARDER_EIO, errno, "%s: cannot be resolved", path);
+    int rc = open_root(s, path, err);
     if (!rc)
         rc = list(s, base, err);
     if (rc) {

@@ -215,7 +215,7 @@ static int parse_scalar(int type, const void *data, size_t len, uint8_t scratch[
         rc = type == LARDER_I64 ? parse_i64(text, scratch) : type == LARDER_BOOL ? parse_bool(text, scratch)
                                                            : parse_float(text, type == LARDER_F32, scratch);
     }
-    return rc ? err_set(err, LARDER_EINVAL, "'%s' is no %s", key_text(p, n, shown), larder_type_name(type)) : LARDER_OK;
+    return rc ? err_set(err, LARDER_EINVAL, "'%.60s' is no %s", key_text(p, n, shown), larder_type_name(type)) : LARDER_OK;
 }
 
 int fields_value(int type, const void *data, size_t len, uint8_t scratch[8], struct larder_value *v, struct larder_error *err)

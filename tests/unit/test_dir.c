@@ -254,7 +254,53 @@ TEST(long_keys)
     CHECK_EQ(d.s->samples, 2);
     CHECK_EQ(d.h.n_skipped, 1);
     close_dir(&d);
+    memset(&d, 0, sizeof(d));
+    d.o = heard_options(&d.h);
+    CHECK_ERR(open_dir(&d, dir, NULL, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "longer than 1024 bytes") != NULL); /* however long the path is */
+    close_dir(&d);
     buf_release(&path);
+}
+
+TEST(names_that_end_in_a_dot)
+{
+    const char *dir = tmp_dir();
+    struct opened d = {0};
+    struct larder_error err;
+    d.o = heard_options(&d.h);
+    d.o.order = LARDER_ORDER_SOURCE;
+    write_text(dir, "a.", "dot");
+    write_text(dir, "b", "none");
+    write_text(dir, "b.c.", "two");
+    REQUIRE_OK(open_dir(&d, dir, NULL, &err), &err);
+    AUTO_FREE char *keys = keys_of(d.s); /* reads each file under its name */
+    CHECK_STR(keys, "a b b.c");
+    close_dir(&d);
+    write_text(dir, "b.", "the key of b again");
+    memset(&d, 0, sizeof(d));
+    d.o = heard_options(&d.h);
+    CHECK_ERR(open_dir(&d, dir, NULL, &err), LARDER_EEXIST, &err);
+    CHECK(strstr(err.message, "b and b. have the same key") != NULL);
+    close_dir(&d);
+}
+
+TEST(dataset_in_its_source)
+{
+    const char *dir = tmp_dir();
+    AUTO_FREE char *dest = path_of(dir, "out");
+    struct larder_ingest_report r = {.struct_size = sizeof(r)};
+    struct larder_ingest_options o;
+    struct larder_error err;
+    struct heard h;
+    write_text(dir, "x.txt", "text");
+    o = heard_options(&h);
+    REQUIRE_OK(ingest_one(dir, dest, &o, &r, &err), &err);
+    CHECK_EQ(r.samples, 1);
+    CHECK_STR(heard_text(&h.ignored), "out: the dataset itself\n");
+    o.append = 1;
+    CHECK_ERR(ingest_one(dest, dest, &o, NULL, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "is the dataset itself") != NULL);
+    heard_release(&h);
 }
 
 TEST(units_and_shuffle)
