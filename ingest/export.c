@@ -92,16 +92,17 @@ static int encode_key(const struct name_rules *r, const uint8_t *key, size_t len
     return rc;
 }
 
-/* Where to cut a component: not inside an escape, and before a dot (which is then encoded) only among dots without end. */
+/* Where to cut a component of more than COMPONENT_CUT + 3 bytes: not inside an escape, and before a dot (which is then encoded) only
+ * among dots without end. */
 static size_t cut_place(const uint8_t *p)
 {
-    size_t cut = COMPONENT_CUT;
-    for (; cut > COMPONENT_CUT / 2; cut--)
-        if (p[cut] != '.' && p[cut - 1] != '%' && p[cut - 2] != '%')
-            return cut;
-    for (cut = COMPONENT_CUT; p[cut - 1] == '%' || p[cut - 2] == '%'; cut--)
-        ;
-    return cut;
+    size_t cut = 0, any = 0;
+    for (size_t i = 0; i <= COMPONENT_CUT; i += p[i] == '%' && is_hex(p[i + 1]) && is_hex(p[i + 2]) ? 3 : 1) {
+        any = i;
+        if (i > COMPONENT_CUT / 2 && p[i] != '.')
+            cut = i;
+    }
+    return cut ? cut : any;
 }
 
 static int split_long(struct buf *name, bool *renamed, struct larder_error *err)

@@ -89,7 +89,7 @@ static bool safe(const char *name, bool split)
 
 TEST(any_bytes)
 {
-    static const char alphabet[] = "a%/.25E\1\0b";
+    static const char alphabet[] = "a%/.25E\1\0b%%";
     static const struct name_rules *const rules[] = {&dir_rules, &tar_rules, &dotted};
     static uint8_t key[1024], back[8192];
     uint64_t state = 11;
@@ -97,9 +97,9 @@ TEST(any_bytes)
     for (int i = 0; i < 30000; i++) {
         const struct name_rules *r = rules[i % 3];
         size_t len = 1 + (i % 50 == 0 ? rng_below(&state, 1024) : rng_below(&state, 12));
-        uint64_t kind = rng_below(&state, 4);
+        uint64_t kind = rng_below(&state, 5);
         for (size_t k = 0; k < len; k++)
-            key[k] = kind == 0 ? (uint8_t)rng_u64(&state) : kind == 1 ? '.' : (uint8_t)alphabet[rng_below(&state, sizeof(alphabet) - 1)];
+            key[k] = kind == 0 ? (uint8_t)rng_u64(&state) : kind == 1 ? '.' : kind == 2 ? '%' : (uint8_t)alphabet[rng_below(&state, sizeof(alphabet) - 1)];
         const char *ext = exts[rng_below(&state, r->n_exts)];
         bool renamed;
         char *name = name_of(r, key, len, ext, &renamed);
