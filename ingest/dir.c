@@ -767,27 +767,47 @@ static int write_all(int fd, const void *data, size_t len)
     return 0;
 }
 
+/* Removes the folders on the way to name that are empty. */
+static void remove_folders(int root, char *name)
+{
+    for (char *slash = strrchr(name, '/'); slash; slash = strrchr(name, '/')) {
+        *slash = 0;
+        if (unlinkat(root, name, AT_REMOVEDIR))
+            return;
+    }
+}
+
+static int make_file(struct dir_sink *k, const char *name, const void *data, size_t len, struct larder_error *err)
+{
+    const char *slash = strrchr(name, '/'), *last = slash ? slash + 1 : name;
+    int rc = enter(k, name, slash ? (size_t)(slash - name) : 0, err);
+    if (rc)
+        return rc;
+    AUTO_FD int fd = openat(k->folder, last, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0)
+        return err_sys(err, errno == EEXIST ? LARDER_EEXIST : LARDER_EIO, errno, "%s/%.120s: cannot be made", k->path, name);
+    rc = spool_append(&k->names, name, strlen(name) + 1, err);
+    if (!rc && write_all(fd, data, len)) {
+        rc = err_sys(err, LARDER_EIO, errno, "%s/%.120s: cannot be written", k->path, name);
+    } else if (rc) {
+        unlinkat(k->folder, last, 0); /* abort would not know of it */
+    }
+    return rc;
+}
+
 static int dir_sink_file(struct sink *base, const char *name, const void *data, size_t len, const void *key, size_t key_len,
                          struct larder_error *err)
 {
     struct dir_sink *k = (struct dir_sink *)base;
-    const char *slash = strrchr(name, '/');
+    char copy[NAME_BYTES_MAX];
     (void)key; /* a folder has no place for it */
     (void)key_len;
-    int rc = enter(k, name, slash ? (size_t)(slash - name) : 0, err);
+    if (strlen(name) >= sizeof(copy))
+        return err_set(err, LARDER_EINVAL, "%s/%.60s...: the name is too long", k->path, name);
+    int rc = make_file(k, name, data, len, err);
     if (rc)
-        return rc;
-    const char *last = slash ? slash + 1 : name;
-    AUTO_FD int fd = openat(k->folder, last, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (fd < 0)
-        return err_sys(err, errno == EEXIST ? LARDER_EEXIST : LARDER_EIO, errno, "%s/%.120s: cannot be made", k->path, name);
-    if ((rc = spool_append(&k->names, name, strlen(name) + 1, err))) {
-        unlinkat(k->folder, last, 0);
-        return rc;
-    }
-    if (write_all(fd, data, len))
-        return err_sys(err, LARDER_EIO, errno, "%s/%.120s: cannot be written", k->path, name);
-    return LARDER_OK;
+        remove_folders(k->root, strcpy(copy, name)); /* those that were made for it */
+    return rc;
 }
 
 static int dir_sink_finish(struct sink *base, struct larder_error *err)
@@ -798,18 +818,6 @@ static int dir_sink_finish(struct sink *base, struct larder_error *err)
         rc = err_sys(err, LARDER_EIO, errno, "%s: cannot be written to disk", k->path);
     dir_sink_free(k);
     return rc;
-}
-
-/* Removes one file that was made and the folders that it leaves empty. */
-static void remove_made(int root, char *name)
-{
-    if (unlinkat(root, name, 0))
-        return;
-    for (char *slash = strrchr(name, '/'); slash; slash = strrchr(name, '/')) {
-        *slash = 0;
-        if (unlinkat(root, name, AT_REMOVEDIR))
-            return;
-    }
 }
 
 static void dir_sink_abort(struct sink *base)
@@ -823,7 +831,8 @@ static void dir_sink_abort(struct sink *base)
             break;
         name[got] = 0;
         len = strlen(name);
-        remove_made(k->root, name);
+        if (unlinkat(k->root, name, 0) == 0)
+            remove_folders(k->root, name);
     }
     if (k->made_root)
         rmdir(k->path);
