@@ -51,10 +51,10 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 
 # "command=package" is satisfied by the command, a bare name by the Debian package.
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev \
-	libarchive-dev libxxhash-dev
+	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
 DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev
-PKGS := rocksdb libzstd liburing jansson libarchive libxxhash
+PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)
 pkg = $(shell $(PKG_CONFIG) --exists $(2) 2>/dev/null && $(PKG_CONFIG) $(1) $(2) || echo "$(3)")
@@ -66,7 +66,7 @@ endif
 # $(shell) does not see exported make variables: hand the path over by itself.
 PKG_CONFIG := $(if $(PKG_CONFIG_PATH),PKG_CONFIG_PATH=$(PKG_CONFIG_PATH) )$(PKG_CONFIG)
 DEPS_CFLAGS := $(sort $(PREFIX_CFLAGS) $(foreach p,$(PKGS),$(call pkg,--cflags,$p)))
-DEPS_LIBS := $(PREFIX_LIBS) $(foreach p,$(PKGS),$(call pkg,--libs,$p,-l$(p:lib%=%)))
+DEPS_LIBS := $(PREFIX_LIBS) $(foreach p,$(PKGS),$(call pkg,--libs,$p,-l$(patsubst zlib,z,$(p:lib%=%))))
 
 # ---- flags
 

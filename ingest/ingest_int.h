@@ -114,6 +114,14 @@ int tar_open(const char *const *paths, size_t n, struct notes *notes, const stru
              struct larder_error *err);
 void source_release(struct source *s); /* what the fields above own; for the implementations' close */
 
+/* gzip.c: a gzip file's bytes with its checks. The descriptor stays the caller's. */
+struct gzip;
+bool gzip_like(int fd); /* begins as one */
+int gzip_open(int fd, struct gzip **g, struct larder_error *err);
+/* Bytes read, 0 at the end, -1: damaged, or *sys_errno is set; *why is borrowed until the next call. */
+ssize_t gzip_read(struct gzip *g, void *buf, size_t len, int *sys_errno, const char **why);
+void gzip_close(struct gzip *g); /* NULL allowed */
+
 /* A member's path as WebDataset reads it: the key is everything up to the first dot of the base name, the extension what follows.
  * NULL, or why the member is no part of a sample. */
 const char *tar_name_split(const char *path, size_t len, size_t *key_len, const char **ext, size_t *ext_len);

@@ -50,8 +50,9 @@ struct tar_cursor {
     const struct listed *file;
     struct archive *a;
     struct archive_entry *entry;     /* pending when `pending` */
-    bool pending, dead, ended;
+    bool pending, dead, ended, begun; /* begun: there was a member */
     int fd;
+    struct gzip *gzip; uint8_t *raw; /* of a gzip file, and what it was read into; else NULL */
     locale_t locale;
     struct buf data, key, true_key;  /* of the sample: bytes of its parts; its name's key; what the attribute says */
     struct part *parts;
@@ -109,14 +110,18 @@ static int field_of(const struct tar_source *s, const char *ext, size_t len)
 static int damaged(struct tar_cursor *c, struct larder_error *err)
 {
     const char *why = archive_error_string(c->a);
-    char shown[256];
+    char shown[256], after[80] = "";
     c->dead = true;
     if (archive_errno(c->a) == ENOMEM)
         return err_nomem(err, READ_BYTES, c->file->path);
     if (archive_errno(c->a) == EIO)
         return err_sys(err, LARDER_EIO, EIO, "%s: cannot be read", c->file->path);
-    return err_set(err, LARDER_ECORRUPT, "%.110s: damaged near byte %lld, after sample '%.40s': %.60s", c->file->path,
-                   (long long)archive_filter_bytes(c->a, 0), key_text(c->key.data, c->key.len, shown), why ? why : "unreadable");
+    if (c->key.len)
+        snprintf(after, sizeof(after), " after sample '%.40s'", key_text(c->key.data, c->key.len, shown));
+    else if (!c->begun)
+        return err_set(err, LARDER_ECORRUPT, "%.110s: no tar archive, or damaged from the beginning: %.70s", c->file->path,
+                       why ? why : "unreadable");
+    return err_set(err, LARDER_ECORRUPT, "%.110s: damaged%s: %.60s", c->file->path, after, why ? why : "unreadable");
 }
 
 static void tar_close_unit(struct source_cursor *cursor)
@@ -126,6 +131,8 @@ static void tar_close_unit(struct source_cursor *cursor)
         return;
     if (c->a)
         archive_read_free(c->a);
+    gzip_close(c->gzip);
+    free(c->raw);
     if (c->fd >= 0)
         close(c->fd);
     if (c->locale)
@@ -138,6 +145,31 @@ static void tar_close_unit(struct source_cursor *cursor)
     free(c->values);
     free(c->scratch);
     free(c);
+}
+
+/* libarchive's callback: it would not check what ends a gzip member. */
+static la_ssize_t read_gzip(struct archive *a, void *user, const void **data)
+{
+    struct tar_cursor *c = user;
+    const char *why = NULL;
+    int sys_errno;
+    ssize_t n = gzip_read(c->gzip, c->raw, READ_BYTES, &sys_errno, &why);
+    *data = c->raw;
+    if (n < 0)
+        archive_set_error(a, sys_errno, "gzip: %s", why ? why : "unreadable");
+    return n;
+}
+
+static int open_reader(struct tar_cursor *c, struct larder_error *err)
+{
+    if (!gzip_like(c->fd))
+        return archive_read_open_fd(c->a, c->fd, READ_BYTES) == ARCHIVE_OK ? LARDER_OK : damaged(c, err);
+    if (!(c->raw = malloc(READ_BYTES)))
+        return err_nomem(err, READ_BYTES, "an archive");
+    int rc = gzip_open(c->fd, &c->gzip, err);
+    if (rc)
+        return rc;
+    return archive_read_open(c->a, c, NULL, read_gzip, NULL) == ARCHIVE_OK ? LARDER_OK : damaged(c, err);
 }
 
 static int open_archive(struct tar_cursor *c, struct larder_error *err)
@@ -153,15 +185,14 @@ static int open_archive(struct tar_cursor *c, struct larder_error *err)
     if (!(c->a = archive_read_new()))
         return err_nomem(err, READ_BYTES, "an archive");
     archive_read_support_format_tar(c->a);
-    archive_read_support_filter_gzip(c->a); /* libraries, no outside programs: archive_read_support_filter_all would run some */
-    archive_read_support_filter_bzip2(c->a);
+    archive_read_support_filter_bzip2(c->a); /* libraries, no outside programs: archive_read_support_filter_all would run some */
     archive_read_support_filter_xz(c->a);
     archive_read_support_filter_lzma(c->a);
     archive_read_support_filter_zstd(c->a);
     archive_read_support_filter_lz4(c->a);
     archive_read_set_format_option(c->a, "tar", "read_concatenated_archives", "1");
     locale_t old = c->locale ? uselocale(c->locale) : (locale_t)0;
-    int rc = archive_read_open_fd(c->a, c->fd, READ_BYTES) == ARCHIVE_OK ? LARDER_OK : damaged(c, err);
+    int rc = open_reader(c, err);
     if (old)
         uselocale(old);
     return rc;
@@ -197,7 +228,7 @@ static int new_cursor(struct tar_source *s, uint64_t unit, struct tar_cursor **o
 static int check_end(struct tar_cursor *c, struct larder_error *err)
 {
     uint8_t block[BLOCK];
-    if (archive_filter_code(c->a, 0) != ARCHIVE_FILTER_NONE)
+    if (c->gzip || archive_filter_code(c->a, 0) != ARCHIVE_FILTER_NONE)
         return LARDER_END;
     size_t got = 0;
     while (got < BLOCK && c->file->size >= BLOCK) {
@@ -235,7 +266,7 @@ static int header(struct tar_cursor *c, struct larder_error *err)
     }
     if (rc != ARCHIVE_OK && rc != ARCHIVE_WARN)
         return damaged(c, err);
-    c->pending = true;
+    c->pending = c->begun = true;
     return LARDER_OK;
 }
 
