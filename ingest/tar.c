@@ -736,7 +736,9 @@ static int list_one(struct tar_source *s, const char *path, struct larder_error 
     l->size = (uint64_t)st.st_size;
     l->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
     uint64_t numbers[2] = {l->size, (uint64_t)l->mtime_ns};
-    s->base.fingerprint = hash64(s->base.fingerprint, path, strlen(path) + 1);
+    AUTO_FREE char *real = realpath(path, NULL); /* the same from whatever folder the run is resumed */
+    const char *name = real ? real : path;
+    s->base.fingerprint = hash64(s->base.fingerprint, name, strlen(name) + 1);
     s->base.fingerprint = hash64(s->base.fingerprint, numbers, sizeof(numbers));
     s->base.bytes += l->size;
     s->n++;

@@ -153,6 +153,85 @@ TEST(refusals)
     free(none);
 }
 
+TEST(into_its_own_source)
+{
+    const char *src = tmp_dir();
+    struct heard h;
+    struct larder_ingest_options o = heard_options(&h);
+    struct larder_ingest_report r;
+    struct larder_error err;
+    char *dest = path_of(src, "ant/d");
+
+    make_tree(src, 0, 12);
+    REQUIRE_OK(ingest_one(src, dest, &o, &r, &err), &err);
+    CHECK_EQ(r.added, 12);
+    CHECK_EQ(r.ignored, 1);
+    CHECK_STR(heard_text(&h.ignored), "ant/d: the dataset itself\n");
+    check_tree(dest, 0, 12);
+    heard_release(&h);
+    free(dest);
+}
+
+TEST(two_at_once)
+{
+    const char *src = tmp_dir(), *dest = tmp_dir();
+    struct larder_ingest_options o = LARDER_INGEST_OPTIONS_INIT;
+    struct store_io *io;
+    struct journal j;
+    struct larder_error err;
+
+    make_tree(src, 0, 12);
+    REQUIRE_OK(io_file_open(dest, true, 0, &io, &err), &err);
+    REQUIRE_OK(journal_open(io, &j, &err), &err);
+    CHECK_ERR(ingest_one(src, dest, &o, NULL, &err), LARDER_EBUSY, &err);
+    journal_close(&j, true);
+    io_close(io);
+    REQUIRE_OK(ingest_one(src, dest, &o, NULL, &err), &err);
+    check_tree(dest, 0, 12);
+}
+
+/* Another writer commits where flock is not kept: told so, and the same command goes on top of it. */
+static int commit_meanwhile(void *user, const struct larder_progress *p)
+{
+    const char *command = user;
+
+    if (!strcmp(p->phase, "index"))
+        CHECK_EQ(system(command), 0);
+    return 0;
+}
+
+TEST(another_writer_wins)
+{
+    const char *src = tmp_dir(), *more = tmp_dir(), *other = tmp_dir(), *out = tmp_dir();
+    struct larder_ingest_options o = LARDER_INGEST_OPTIONS_INIT;
+    struct larder_ingest_report r;
+    struct larder_error err;
+    char *dest = path_of(out, "d"), *copy = path_of(out, "copy"), command[800];
+
+    make_tree(src, 0, 12);
+    make_tree(more, 12, 24);
+    make_tree(other, 24, 36);
+    REQUIRE_OK(ingest_one(src, dest, &o, NULL, &err), &err);
+    snprintf(command, sizeof(command), "cp -r %s %s", dest, copy);
+    REQUIRE(system(command) == 0);
+    o.append = 1;
+    REQUIRE_OK(ingest_one(other, copy, &o, NULL, &err), &err); /* generation 2 of the same dataset, elsewhere */
+    snprintf(command, sizeof(command), "cp -r %s/shards %s/index %s/manifests %s/", copy, copy, copy, dest);
+    o.progress = commit_meanwhile;
+    o.user = command;
+    CHECK_ERR(ingest_one(more, dest, &o, NULL, &err), LARDER_EBUSY, &err);
+    CHECK_EQ(count_samples(dest), 24);
+    o.progress = NULL;
+    REQUIRE_OK(ingest_one(more, dest, &o, &r, &err), &err);
+    CHECK_EQ(r.generation, 3);
+    CHECK_EQ(r.resumed, 12);
+    CHECK_EQ(r.samples, 36);
+    check_tree(dest, 0, 36);
+    verify_ds(dest);
+    free(dest);
+    free(copy);
+}
+
 TEST(append)
 {
     const char *src = tmp_dir(), *more = tmp_dir(), *flat = tmp_dir(), *out = tmp_dir();
