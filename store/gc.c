@@ -7,6 +7,8 @@
  * journal of an unfinished ingest does not claim it, and it is older than the stated age: a live reader may have pinned its
  * generation. A kept manifest that cannot be read ends gc before anything is removed.
  */
+#include <errno.h>
+
 #include "store/store_int.h"
 
 #define MIN_AGE_DEFAULT (24 * 3600)
@@ -121,11 +123,23 @@ static int stray(void *user, const char *name, uint64_t size, uint64_t mtime_s)
     return rc ? rc : buf_append(&s->names, name, strlen(name) + 1, s->g->err);
 }
 
+/* What a writer that died left of a hint or manifest it was writing; the other folders' are strays as any. */
+static int stray_temp(void *user, const char *name, uint64_t size, uint64_t mtime_s)
+{
+    static const char below[] = "manifests/";
+    const char *base = strncmp(name, below, strlen(below)) ? name : name + strlen(below);
+    if (strchr(base, '/') || strncmp(base, ".tmp-", 5))
+        return LARDER_OK;
+    return stray(user, name, size, mtime_s);
+}
+
 /* Names first, removal after: a folder is not changed while it is read. */
-static int remove_strays(struct gc *g, const char *folder)
+static int remove_strays(struct gc *g, const char *folder, store_list_fn *which)
 {
     struct strays s = {g, BUF_INIT};
-    int rc = g->io->ops->list(g->io, folder, stray, &s, g->err);
+    int rc = g->io->ops->list(g->io, folder, which, &s, g->err);
+    if (rc == LARDER_EIO && !*folder && (g->err->sys_errno == EACCES || g->err->sys_errno == EPERM))
+        rc = LARDER_OK; /* a file system's lost+found, which is not ours to read */
     for (size_t at = 0; !rc && at < s.names.len;) {
         uint64_t size = get_u64(s.names.data + at);
         const char *name = (const char *)s.names.data + at + 8;
@@ -161,8 +175,8 @@ static int gc_locked(struct gc *g, struct larder_error *err)
         return rc;
     if (g->n_keep)
         qsort(g->keep, g->n_keep, sizeof(*g->keep), by_name);
-    if (!(rc = remove_generations(g)) && !(rc = remove_strays(g, "shards")))
-        rc = remove_strays(g, "index");
+    if (!(rc = remove_generations(g)) && !(rc = remove_strays(g, "shards", stray)) && !(rc = remove_strays(g, "index", stray)))
+        rc = remove_strays(g, "", stray_temp);
     return rc;
 }
 
