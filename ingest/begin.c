@@ -114,44 +114,32 @@ int start_check(const struct start *st, bool append, struct larder_error *err)
     return LARDER_OK;
 }
 
-static int set_classes(struct manifest *m, char *const *classes, size_t n, struct larder_error *err)
-{
-    char **copy = calloc(n + 1, sizeof(*copy));
-    if (!copy)
-        return err_nomem(err, n * sizeof(*copy), "class names");
-    for (size_t i = 0; i < n; i++)
-        if (!(copy[i] = strdup(classes[i]))) {
-            braces_free(copy, i);
-            return err_nomem(err, 1, "a class name");
-        }
-    braces_free(m->classes, m->n_classes);
-    m->classes = copy;
-    m->n_classes = n;
-    return LARDER_OK;
-}
-
 int manifest_begin(struct manifest *m, const struct schema *schema, char *const *classes, size_t n_classes, int compression,
                    struct larder_error *err)
 {
+    char **copy;
     int rc = LARDER_OK;
     if (!m->generation && !(rc = random_bytes(m->uuid, 16, err)))
         rc = random_bytes(m->lineage, 16, err);
-    if (!rc && !m->schema.n) {
-        AUTO_FREE struct larder_field *f = calloc((size_t)schema->n + 1, sizeof(*f));
-        if (!f)
-            return err_nomem(err, schema->n * sizeof(*f), "a schema");
-        for (uint32_t i = 0; i < schema->n; i++) {
-            const struct schema_field *x = &schema->fields[i];
-            f[i] = (struct larder_field){x->name, x->type, x->dtype, x->ndim, x->shape};
-        }
-        rc = schema_copy(&m->schema, f, schema->n, err);
-    }
+    if (!rc && !m->schema.n)
+        rc = schema_clone(&m->schema, schema, err);
     if (!rc)
-        rc = set_classes(m, classes, n_classes, err);
+        rc = strings_copy(classes, n_classes, &copy, err);
     if (rc)
         return rc;
+    strings_free(m->classes, m->n_classes);
+    m->classes = copy;
+    m->n_classes = n_classes;
     m->generation++;
     m->compression = compression;
+    return LARDER_OK;
+}
+
+int shard_size_option(uint64_t given, uint64_t *size, struct larder_error *err)
+{
+    if (given > STORE_SHARD_SIZE_MAX)
+        return err_set(err, LARDER_EINVAL, "shard size %llu is more than 4 GiB", (unsigned long long)given);
+    *size = given ? given : STORE_SHARD_SIZE_DEFAULT;
     return LARDER_OK;
 }
 

@@ -15,13 +15,6 @@
 
 struct list { char **paths; size_t n, cap; };
 
-void braces_free(char **paths, size_t n)
-{
-    for (size_t i = 0; paths && i < n; i++)
-        free(paths[i]);
-    free(paths);
-}
-
 static int add(struct list *l, char *path, struct larder_error *err)
 {
     int rc = path ? LARDER_OK : err_nomem(err, 1, "a path");
@@ -126,7 +119,7 @@ int braces_expand(const char *const *paths, size_t n, char ***out, size_t *n_out
     for (size_t i = 0; i < n; i++) {
         int rc = expand(paths[i], 0, &l, err);
         if (rc) {
-            braces_free(l.paths, l.n);
+            strings_free(l.paths, l.n);
             return rc;
         }
     }

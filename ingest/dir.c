@@ -17,7 +17,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define SORT_BYTES (64 * MIB)    /* of memory for sorting the listing */
@@ -65,9 +64,7 @@ struct dir_cursor {
 
 void source_release(struct source *s)
 {
-    for (size_t i = 0; i < s->n_classes; i++)
-        free(s->classes[i]);
-    free(s->classes);
+    strings_free(s->classes, s->n_classes);
     free(s->path);
     schema_release(&s->schema);
 }
@@ -77,9 +74,7 @@ static void dir_close(struct source *base)
     struct dir_source *s = (struct dir_source *)base;
     if (!s)
         return;
-    for (size_t i = 0; i < s->n_tops; i++)
-        free(s->tops[i]);
-    free(s->tops);
+    strings_free(s->tops, s->n_tops);
     extsort_free(s->sort);
     spool_release(&s->entries);
     spool_release(&s->offsets);
@@ -136,7 +131,7 @@ static int add_file(struct dir_source *s, const char *path, const struct stat *s
     sort_key[key_len] = 0;
     memcpy(sort_key + key_len + 1, path + key_len, path_len - key_len);
     put_u64(payload, (uint64_t)st->st_size);
-    put_u64(payload + 8, (uint64_t)st->st_mtim.tv_sec * 1000000000u + (uint64_t)st->st_mtim.tv_nsec);
+    put_u64(payload + 8, (uint64_t)mtime_ns(st));
     put_u16(payload + 16, (uint16_t)key_len);
     int rc = extsort_add(s->sort, sort_key, path_len + 1, payload, sizeof(payload), err);
     const char *slash = strchr(path, '/');
@@ -590,8 +585,7 @@ static int read_file(struct dir_cursor *c, struct larder_error *err)
         return err_sys(err, LARDER_EIO, errno, "%s: cannot be opened", c->what);
     if (fstat(fd, &st))
         return err_sys(err, LARDER_EIO, errno, "%s: cannot be read", c->what);
-    int64_t mtime = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->e.size || mtime != c->e.mtime_ns)
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->e.size || mtime_ns(&st) != c->e.mtime_ns)
         return changed(c, (uint64_t)st.st_size, err);
     return read_all(c, fd, err);
 }
@@ -682,11 +676,12 @@ int dir_open(const char *path, const char *tmp, struct notes *notes, const struc
     s->notes = notes;
     s->tmp = tmp;
     s->shuffled = notes->o->order == LARDER_ORDER_SHUFFLED;
-    s->shard_size = notes->o->shard_size ? notes->o->shard_size : STORE_SHARD_SIZE_DEFAULT;
     s->root = -1;
     spool_init(&s->entries, tmp, LIST_BYTES);
     spool_init(&s->offsets, tmp, OFFSETS_BYTES);
-    int rc = open_root(s, path, err);
+    int rc = shard_size_option(notes->o->shard_size, &s->shard_size, err);
+    if (!rc)
+        rc = open_root(s, path, err);
     if (!rc)
         rc = list(s, base, err);
     if (rc) {

@@ -16,16 +16,6 @@
 
 #define SCALAR_TEXT_MAX 400u /* longest text that is taken for a number: -DBL_MAX in full has 310 characters */
 
-void *bytes_dup(const void *data, size_t len)
-{
-    char *p = malloc(len + 1);
-    if (p) {
-        memcpy(p, data, len);
-        p[len] = 0;
-    }
-    return p;
-}
-
 bool utf8_valid(const void *data, size_t len)
 {
     const uint8_t *p = data, *end = p + len;

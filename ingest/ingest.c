@@ -16,8 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define SHARD_SIZE_MAX (4 * GIB)
-
 struct run {
     const struct larder_ingest_options *o;
     struct store_io *io;
@@ -321,8 +319,6 @@ static int check(const struct larder_ingest_options *o, size_t n_sources, struct
 {
     if (n_sources == 0)
         return err_set(err, LARDER_EINVAL, "no source to ingest");
-    if (o->shard_size > SHARD_SIZE_MAX)
-        return err_set(err, LARDER_EINVAL, "shard size %llu is more than 4 GiB", (unsigned long long)o->shard_size);
     if (o->compression < LARDER_COMPRESS_NONE || o->compression > LARDER_COMPRESS_ZSTD_DICT || o->level < 0 || o->level > 19)
         return err_set(err, LARDER_EINVAL, "compression %d level %d is not known", o->compression, o->level);
     return LARDER_OK;
@@ -334,8 +330,9 @@ int ingest_run(const char *const *sources, size_t n_sources, struct store_io *io
     struct run r = {.o = o, .io = io};
     struct larder_error why; /* err may be NULL, and messages are built upon here */
     int rc = check(o, n_sources, &why);
+    if (!rc)
+        rc = shard_size_option(o->shard_size, &r.pack.shard_size, &why);
     notes_init(&r.notes, o);
-    r.pack.shard_size = o->shard_size ? o->shard_size : STORE_SHARD_SIZE_DEFAULT;
     r.pack.params.level = o->level ? o->level : 3;
     if (!rc && !(rc = start_open(io, o->restart, &r.start, &why))) {
         rc = run(&r, sources, n_sources, &why);

@@ -11,6 +11,7 @@
 #define LARDER_INGEST_INT_H
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "ingest/ingest.h"
 
@@ -46,7 +47,6 @@ int spool_seal(struct spool *s, struct larder_error *err); /* before the first r
 /* Up to len bytes from offset (an item's beginning): *got tells. Thread-safe. */
 int spool_read(const struct spool *s, uint64_t offset, void *out, size_t len, size_t *got, struct larder_error *err);
 void spool_release(struct spool *s);
-int unnamed_file(const char *dir, struct larder_error *err); /* a descriptor, or an error code (negative) */
 
 /* ---- fields (fields.c): --fields, file contents <-> values ---- */
 
@@ -63,15 +63,15 @@ bool utf8_valid(const void *data, size_t len);
 /* EINVAL naming the first difference between the dataset's schema and the source's. */
 int fields_same(const struct schema *base, const struct schema *src, struct larder_error *err);
 int fields_schema(struct schema *s, const char *const *names, const int *types, size_t n, struct larder_error *err);
-void *bytes_dup(const void *data, size_t len); /* with a NUL behind it; NULL: out of memory */
 
 /* ---- braces (braces.c) ---- */
 
-/* x-{000..009}.tar, {a,b}.tar: expanded in order, malloc'd; a path that exists as written stands for itself. */
+/* x-{000..009}.tar, {a,b}.tar: expanded in order, for strings_free; a path that exists as written stands for itself. */
 int braces_expand(const char *const *paths, size_t n, char ***out, size_t *n_out, struct larder_error *err);
-void braces_free(char **strings, size_t n); /* any malloc'd array of malloc'd strings */
 
 /* ---- sources (dir.c, tar.c) ---- */
+
+static inline int64_t mtime_ns(const struct stat *st) { return (int64_t)st->st_mtim.tv_sec * 1000000000 + st->st_mtim.tv_nsec; }
 
 struct source;
 struct source_cursor; /* reads one unit; one thread */
@@ -249,6 +249,7 @@ int start_newest(struct store_io *io, struct manifest *m, struct larder_error *e
 /* EEXIST or ENOTFOUND: there is a dataset, or none, and append says otherwise. */
 int start_check(const struct start *st, bool append, struct larder_error *err);
 void start_close(struct start *st, bool remove_journal);
+int shard_size_option(uint64_t given, uint64_t *size, struct larder_error *err); /* 0: the default; EINVAL: too large */
 /* Turns m into the generation to come: the next number, or 1 of a new dataset with fresh ids. schema is copied when m has none. */
 int manifest_begin(struct manifest *m, const struct schema *schema, char *const *classes, size_t n_classes, int compression,
                    struct larder_error *err);

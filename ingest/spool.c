@@ -9,7 +9,6 @@
 #include "ingest/ingest_int.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <unistd.h>
 
 #define TAIL_BYTES (256 * KIB)
@@ -20,26 +19,6 @@ void spool_init(struct spool *s, const char *dir, size_t budget)
     s->fd = -1;
     s->dir = dir;
     s->budget = budget;
-}
-
-int unnamed_file(const char *dir, struct larder_error *err)
-{
-    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (fd >= 0)
-        return fd;
-    if (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)
-        return err_sys(err, LARDER_EIO, errno, "%s: cannot make a temporary file", dir);
-    AUTO_BUF struct buf path = BUF_INIT;
-    int rc = buf_printf(&path, err, "%s/.larder-XXXXXX", dir);
-    if (!rc)
-        rc = buf_append(&path, "", 1, err);
-    if (rc)
-        return rc;
-    fd = mkostemp((char *)path.data, O_CLOEXEC);
-    if (fd < 0)
-        return err_sys(err, LARDER_EIO, errno, "%s: cannot make a temporary file", dir);
-    unlink((char *)path.data);
-    return fd;
 }
 
 static int flush(struct spool *s, struct larder_error *err)

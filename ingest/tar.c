@@ -22,7 +22,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define READ_BYTES (256 * KIB)
@@ -178,8 +177,7 @@ static int open_archive(struct tar_cursor *c, struct larder_error *err)
     c->fd = open(c->file->path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (c->fd < 0 || fstat(c->fd, &st))
         return err_sys(err, LARDER_EIO, errno, "%s: cannot be opened", c->file->path);
-    int64_t mtime = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file->size || mtime != c->file->mtime_ns)
+    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != c->file->size || mtime_ns(&st) != c->file->mtime_ns)
         return err_set(err, LARDER_EINVAL, "%s changed while it was read (listed with %llu bytes, now %llu): run again when the "
                        "source is at rest", c->file->path, (unsigned long long)c->file->size, (unsigned long long)st.st_size);
     if (!(c->a = archive_read_new()))
@@ -510,13 +508,6 @@ static const struct source_ops tar_ops = {tar_open_unit, tar_next, tar_close_uni
 
 struct names { char **ext; size_t n, cap; };
 
-static void names_release(struct names *x)
-{
-    for (size_t i = 0; i < x->n; i++)
-        free(x->ext[i]);
-    free(x->ext);
-}
-
 /* Lowercased and once. */
 static int names_add(struct names *x, const char *ext, size_t len, struct larder_error *err)
 {
@@ -671,18 +662,6 @@ static int schema_from_names(struct tar_source *s, const struct names *x, const 
     return rc ? rc : fields_schema(&s->base.schema, (const char *const *)x->ext, types, x->n, err);
 }
 
-static int clone_schema(struct schema *dst, const struct schema *src, struct larder_error *err)
-{
-    AUTO_FREE struct larder_field *f = calloc((size_t)src->n + 1, sizeof(*f));
-    if (!f)
-        return err_nomem(err, src->n * sizeof(*f), "a schema");
-    for (uint32_t i = 0; i < src->n; i++) {
-        const struct schema_field *x = &src->fields[i];
-        f[i] = (struct larder_field){x->name, x->type, x->dtype, x->ndim, x->shape};
-    }
-    return schema_copy(dst, f, src->n, err);
-}
-
 static int make_schema(struct tar_source *s, const struct manifest *base, struct larder_error *err)
 {
     struct names x = {NULL, 0, 0};
@@ -695,25 +674,13 @@ static int make_schema(struct tar_source *s, const struct manifest *base, struct
         rc = schema_from_names(s, &x, base, err);
     }
     fields_release(&f);
-    names_release(&x);
+    strings_free(x.ext, x.n);
     if (!rc && base)
         rc = s->base.schema.n ? fields_same(&base->schema, &s->base.schema, err)
-                              : clone_schema(&s->base.schema, &base->schema, err);
+                              : schema_clone(&s->base.schema, &base->schema, err);
     if (!rc)
         qsort(s->exts, s->n_exts, sizeof(*s->exts), by_ext);
     return rc;
-}
-
-static int copy_classes(struct source *s, const struct manifest *base, struct larder_error *err)
-{
-    if (!base || !base->n_classes)
-        return LARDER_OK;
-    if (!(s->classes = calloc(base->n_classes, sizeof(char *))))
-        return err_nomem(err, base->n_classes * sizeof(char *), "class names");
-    for (; s->n_classes < base->n_classes; s->n_classes++)
-        if (!(s->classes[s->n_classes] = strdup(base->classes[s->n_classes])))
-            return err_nomem(err, 1, "a class name");
-    return LARDER_OK;
 }
 
 /* ---- opening ---- */
@@ -734,7 +701,7 @@ static int list_one(struct tar_source *s, const char *path, struct larder_error 
     if (!(l->path = strdup(path)))
         return err_nomem(err, strlen(path), "a path");
     l->size = (uint64_t)st.st_size;
-    l->mtime_ns = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    l->mtime_ns = mtime_ns(&st);
     uint64_t numbers[2] = {l->size, (uint64_t)l->mtime_ns};
     AUTO_FREE char *real = realpath(path, NULL); /* the same from whatever folder the run is resumed */
     const char *name = real ? real : path;
@@ -756,7 +723,7 @@ static int list(struct tar_source *s, const char *const *paths, size_t n, struct
         rc = err_nomem(err, n_all * sizeof(*s->archives), "a list of archives");
     for (size_t i = 0; !rc && i < n_all; i++)
         rc = list_one(s, all[i], err);
-    braces_free(all, n_all);
+    strings_free(all, n_all);
     if (!rc && s->n == 0)
         rc = err_set(err, LARDER_EINVAL, "no archives to ingest");
     if (!rc && !(s->base.path = realpath(s->archives[0].path, NULL)))
@@ -779,8 +746,8 @@ int tar_open(const char *const *paths, size_t n, struct notes *notes, const stru
     int rc = list(s, paths, n, err);
     if (!rc)
         rc = make_schema(s, base, err);
-    if (!rc)
-        rc = copy_classes(&s->base, base, err);
+    if (!rc && base && !(rc = strings_copy(base->classes, base->n_classes, &s->base.classes, err)))
+        s->base.n_classes = base->n_classes;
     if (rc) {
         tar_close(&s->base);
         return rc;

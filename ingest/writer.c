@@ -13,7 +13,6 @@
 
 #define HELD_BYTES (2 * MIB) /* of samples kept back for the dictionary */
 #define SEAL_QUEUE 2u
-#define SHARD_SIZE_MAX (4 * GIB)
 
 struct writer {
     struct store_io *io;
@@ -111,15 +110,14 @@ int writer_open(struct store_io *io, const struct larder_field *fields, size_t n
                 struct writer **out, struct larder_error *err)
 {
     *out = NULL;
-    if (o->shard_size > SHARD_SIZE_MAX)
-        return err_set(err, LARDER_EINVAL, "shard size %llu is more than 4 GiB", (unsigned long long)o->shard_size);
     struct writer *w = calloc(1, sizeof(*w));
     if (!w)
         return err_nomem(err, sizeof(*w), "a writer");
     w->io = io;
-    w->shard_size = o->shard_size ? o->shard_size : STORE_SHARD_SIZE_DEFAULT;
     w->params.level = o->level ? o->level : 3;
-    int rc = start_open(io, false, &w->start, err);
+    int rc = shard_size_option(o->shard_size, &w->shard_size, err);
+    if (!rc)
+        rc = start_open(io, false, &w->start, err);
     if (rc) {
         free(w);
         return rc;

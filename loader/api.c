@@ -258,7 +258,6 @@ int larder_dataset_info(const struct larder_dataset *ds, struct larder_dataset_i
 
 int larder_dataset_field(const struct larder_dataset *ds, uint32_t i, struct larder_field *field, struct larder_error *err)
 {
-    const struct schema_field *f;
     int rc = dataset_check(ds, err);
 
     if (rc)
@@ -267,8 +266,7 @@ int larder_dataset_field(const struct larder_dataset *ds, uint32_t i, struct lar
         return err_set(err, LARDER_EINVAL, "larder_dataset_field: field is NULL");
     if (i >= ds->manifest->schema.n)
         return err_set(err, LARDER_ENOTFOUND, "%s: no field %u: the schema has %u", ds->path, i, ds->manifest->schema.n);
-    f = &ds->manifest->schema.fields[i];
-    *field = (struct larder_field){f->name, f->type, f->dtype, f->ndim, f->shape};
+    *field = schema_at(&ds->manifest->schema, i);
     return 0;
 }
 

@@ -195,9 +195,7 @@ int store_gc(struct store_io *io, const struct larder_gc_options *o, struct lard
     if (!rc)
         rc = gc_locked(&g, &why);
     session_unlock(&session, fresh);
-    for (size_t i = 0; i < g.n_keep; i++)
-        free(g.keep[i]);
-    free(g.keep);
+    strings_free(g.keep, g.n_keep);
     free(g.list);
     free(g.mtime);
     buf_release(&g.journal);

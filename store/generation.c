@@ -123,13 +123,6 @@ static int duplicate(struct merge *m, const void *key, size_t len, uint64_t firs
 
 /* ---- the merge ---- */
 
-static int key_cmp(const void *a, size_t a_len, const void *b, size_t b_len)
-{
-    int c = memcmp(a, b, MIN(a_len, b_len));
-
-    return c ? c : a_len < b_len ? -1 : a_len > b_len;
-}
-
 /* Up to BATCH keys of the sort, the first of each run of equal ones. */
 static int take_batch(struct merge *m, struct larder_error *err)
 {
@@ -144,7 +137,7 @@ static int take_batch(struct merge *m, struct larder_error *err)
             return rc == LARDER_END ? LARDER_OK : rc;
         }
         uint64_t ordinal = get_u64(payload);
-        if (m->last_len > 0 && key_cmp(m->last, m->last_len, key, len) == 0) {
+        if (m->last_len > 0 && bytes_cmp(m->last, m->last_len, key, len) == 0) {
             if ((rc = duplicate(m, key, len, m->last_ordinal, ordinal, err)))
                 return rc;
             continue;
@@ -224,7 +217,7 @@ static int pick(struct merge *m, const void **key, size_t *len, uint64_t *ordina
     }
     for (size_t i = 0; i < m->n_heads; i++) {
         struct cursor_head *h = &m->heads[i];
-        int c = h->end ? 1 : best == -2 ? -1 : key_cmp(h->key, h->len, *key, *len);
+        int c = h->end ? 1 : best == -2 ? -1 : bytes_cmp(h->key, h->len, *key, *len);
         if (c == 0 && best >= 0)
             return err_set(err, LARDER_ECORRUPT, "two parts of the index have the same key; larder repair rebuilds it");
         if (c == 0) {

@@ -78,13 +78,6 @@ struct index_cursor {
     uint64_t left;      /* keys of that SST not returned yet */
 };
 
-static int key_cmp(const void *a, size_t a_len, const void *b, size_t b_len)
-{
-    int c = memcmp(a, b, MIN(a_len, b_len));
-
-    return c ? c : a_len < b_len ? -1 : a_len > b_len;
-}
-
 /* Takes RocksDB's message. */
 static int rocks_failed(char *message, const char *path, struct larder_error *err)
 {
@@ -310,9 +303,9 @@ static int part_copy(struct part *p, const struct index_part *src, struct larder
         s->first = keep(&arena, f->first, f->first_len);
         s->last = keep(&arena, f->last, f->last_len);
         s->name = (char *)keep(&arena, f->name, strlen(f->name) + 1);
-        bool apart = p->n == 1 || key_cmp(s[-1].last, s[-1].last_len, s->first, s->first_len) < 0;
+        bool apart = p->n == 1 || bytes_cmp(s[-1].last, s[-1].last_len, s->first, s->first_len) < 0;
         if (!apart || s->keys == 0 || f->first_len > LARDER_KEY_MAX || f->last_len > LARDER_KEY_MAX ||
-            key_cmp(s->first, s->first_len, s->last, s->last_len) > 0)
+            bytes_cmp(s->first, s->first_len, s->last, s->last_len) > 0)
             return err_set(err, LARDER_ECORRUPT, "%s: the manifest's key ranges are not in order; larder repair rebuilds the index",
                            p->path);
         p->keys += s->keys;
@@ -490,7 +483,7 @@ static int probe_cmp(const void *a, const void *b)
 
     if (x->prefix != y->prefix)
         return x->prefix < y->prefix ? -1 : 1;
-    return key_cmp(x->key, x->len, y->key, y->len);
+    return bytes_cmp(x->key, x->len, y->key, y->len);
 }
 
 /* The SST whose range may hold the key, or SIZE_MAX. */
@@ -500,12 +493,12 @@ static size_t part_find(const struct part *p, const char *key, size_t len)
 
     while (lo < hi) { /* the first SST that ends at or behind the key */
         size_t mid = lo + (hi - lo) / 2;
-        if (key_cmp(p->ssts[mid].last, p->ssts[mid].last_len, key, len) < 0)
+        if (bytes_cmp(p->ssts[mid].last, p->ssts[mid].last_len, key, len) < 0)
             lo = mid + 1;
         else
             hi = mid;
     }
-    return lo < p->n && key_cmp(p->ssts[lo].first, p->ssts[lo].first_len, key, len) <= 0 ? lo : SIZE_MAX;
+    return lo < p->n && bytes_cmp(p->ssts[lo].first, p->ssts[lo].first_len, key, len) <= 0 ? lo : SIZE_MAX;
 }
 
 /* Some probes of one part, as RocksDB wants them. */
@@ -671,7 +664,7 @@ int index_cursor_next(struct index_cursor *c, const void **key, size_t *key_len,
     }
     c->left--;
     if (!valid || value_len != VALUE_BYTES || *key_len == 0 || *key_len > LARDER_KEY_MAX ||
-        (c->left == 0 && key_cmp(*key, *key_len, s->last, s->last_len)))
+        (c->left == 0 && bytes_cmp(*key, *key_len, s->last, s->last_len)))
         return err_set(err, LARDER_ECORRUPT, "%s/%s does not hold the keys that it is listed with; larder repair rebuilds the index",
                        c->part.path, s->name);
     return LARDER_OK;
@@ -774,7 +767,7 @@ static int build_add(struct build *b, const void *key, size_t len, uint64_t ordi
     char *failed = NULL, text[256];
     int rc;
 
-    if (len == 0 || len > LARDER_KEY_MAX || (b->keys > 0 && key_cmp(b->last, b->last_len, key, len) >= 0))
+    if (len == 0 || len > LARDER_KEY_MAX || (b->keys > 0 && bytes_cmp(b->last, b->last_len, key, len) >= 0))
         return err_set(err, LARDER_EINVAL, "index key '%s' is out of order", key_text(key, len, text));
     if (!b->sst && (rc = sst_begin(b, key, len, err)))
         return rc;
@@ -875,13 +868,13 @@ static int name_ssts(struct build *b, const rocksdb_livefiles_t *live, struct la
         const char *name = rocksdb_livefiles_name(live, i);
         while (hi - lo > 1) {
             size_t mid = lo + (hi - lo) / 2;
-            if (key_cmp(b->files[mid].first, b->files[mid].first_len, first, first_len) <= 0)
+            if (bytes_cmp(b->files[mid].first, b->files[mid].first_len, first, first_len) <= 0)
                 lo = mid;
             else
                 hi = mid;
         }
         struct index_file *f = &b->files[lo];
-        if (key_cmp(f->first, f->first_len, first, first_len) || key_cmp(f->last, f->last_len, last, last_len) || !is_sst(name))
+        if (bytes_cmp(f->first, f->first_len, first, first_len) || bytes_cmp(f->last, f->last_len, last, last_len) || !is_sst(name))
             return err_set(err, LARDER_EIO, "%s: RocksDB lists %s with other keys than were written", b->tmp, name);
         free(f->name);
         if (!(f->name = strdup(name + (name[0] == '/'))))

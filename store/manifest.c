@@ -116,6 +116,16 @@ int schema_copy(struct schema *dst, const struct larder_field *fields, size_t n,
     return LARDER_OK;
 }
 
+int schema_clone(struct schema *dst, const struct schema *src, struct larder_error *err)
+{
+    AUTO_FREE struct larder_field *fields = calloc((size_t)src->n + 1, sizeof(*fields));
+    if (!fields)
+        return err_nomem(err, src->n * sizeof(*fields), "a schema");
+    for (uint32_t i = 0; i < src->n; i++)
+        fields[i] = schema_at(src, i);
+    return schema_copy(dst, fields, src->n, err);
+}
+
 void schema_release(struct schema *s)
 {
     for (uint32_t i = 0; s->fields && i < s->n; i++) {
@@ -212,9 +222,7 @@ int index_part_copy(struct index_part *dst, const struct index_part *src, struct
 void manifest_release(struct manifest *m)
 {
     schema_release(&m->schema);
-    for (size_t i = 0; i < m->n_classes; i++)
-        free(m->classes[i]);
-    free(m->classes);
+    strings_free(m->classes, m->n_classes);
     for (size_t i = 0; i < m->n_shards; i++)
         shard_ref_release(&m->shards[i]);
     free(m->shards);

@@ -73,18 +73,6 @@ uint64_t dict_id_of(const void *dict, size_t len)
 
 void shard_path(const char *name, char out[320]) { snprintf(out, 320, "shards/%s", name); }
 
-static int schema_clone(struct schema *dst, const struct schema *src, struct larder_error *err)
-{
-    AUTO_FREE struct larder_field *fields = calloc(src->n, sizeof(*fields));
-    if (!fields)
-        return err_nomem(err, src->n * sizeof(*fields), "a schema");
-    for (uint32_t i = 0; i < src->n; i++) {
-        const struct schema_field *f = &src->fields[i];
-        fields[i] = (struct larder_field){f->name, f->type, f->dtype, f->ndim, f->shape};
-    }
-    return schema_copy(dst, fields, src->n, err);
-}
-
 static int set_up(struct shard_writer *w, const struct shard_params *p, struct larder_error *err)
 {
     const struct manifest *m = p->meta;

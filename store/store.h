@@ -13,6 +13,7 @@
 #include "store/codec/codec.h"
 
 #define STORE_SHARD_SIZE_DEFAULT (64 * MIB)
+#define STORE_SHARD_SIZE_MAX (4 * GIB)
 #define STORE_PAGE 4096u
 #define STORE_ENTRY 24u                       /* bytes of a record-table entry */
 #define STORE_PAGE_DATA 4080u                 /* payload of a footer page */
@@ -23,6 +24,12 @@
 struct schema_field { char *name; int type; char *dtype; uint32_t ndim; int64_t *shape; };
 struct schema { uint32_t n; struct schema_field *fields; };
 int schema_copy(struct schema *dst, const struct larder_field *fields, size_t n, struct larder_error *err); /* checks too */
+int schema_clone(struct schema *dst, const struct schema *src, struct larder_error *err);
+static inline struct larder_field schema_at(const struct schema *s, uint32_t i) /* borrows from s */
+{
+    const struct schema_field *f = &s->fields[i];
+    return (struct larder_field){f->name, f->type, f->dtype, f->ndim, f->shape};
+}
 bool schema_equal(const struct schema *a, const struct schema *b);
 int schema_find(const struct schema *s, const char *name); /* index or -1 */
 void schema_release(struct schema *s);

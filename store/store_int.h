@@ -19,7 +19,6 @@
 #define SCALARS_MAX 100u          /* scalar fields in a schema: a column and a bitmap each */
 #define FIELD_ABSENT UINT32_MAX
 #define FIELD_CRC_BYTES 65536u    /* records of this stored length or more carry a CRC a field */
-#define SHARD_SIZE_MAX ((uint64_t)4 << 30)
 
 enum record_codec { CODEC_NONE = 0, CODEC_ZSTD = 1, CODEC_ZSTD_DICT = 2 };
 enum record_flags { RECORD_FIELD_CRCS = 1 };

@@ -55,6 +55,17 @@ void guard_fd(int *fd);
 int grow_array(void **array, size_t *cap, size_t want, size_t elem, struct larder_error *err);
 #define GROW(array, cap, want, err) grow_array((void **)&(array), &(cap), (want), sizeof(*(array)), (err))
 
+/* Arrays of n malloc'd strings. free takes NULL; copy leaves *out NULL on failure. */
+void strings_free(char **strings, size_t n);
+int strings_copy(char *const *strings, size_t n, char ***out, struct larder_error *err);
+void *bytes_dup(const void *data, size_t len); /* with a NUL behind it; NULL: out of memory */
+/* The order of keys: bytewise, a prefix first. */
+static inline int bytes_cmp(const void *a, size_t a_len, const void *b, size_t b_len)
+{
+    int c = memcmp(a, b, MIN(a_len, b_len));
+    return c ? c : a_len < b_len ? -1 : a_len > b_len;
+}
+
 /* ---- little-endian (header only) ---- */
 
 static inline uint16_t get_u16(const void *p) { uint16_t v; memcpy(&v, p, 2); return v; }
@@ -83,7 +94,6 @@ void buf_release(struct buf *b); /* also an AUTO guard */
 uint32_t crc32c(uint32_t crc, const void *data, size_t len);
 /* The CRC of A||B from crc(A), crc(B) and B's length. */
 uint32_t crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t len_b);
-const char *crc32c_impl(void); /* "sse4.2 x3" or "table": for `larder info --version` and tests */
 uint64_t hash64(uint64_t seed, const void *data, size_t len); /* XXH3 */
 void hash128(uint64_t seed, const void *data, size_t len, uint64_t out[2]); /* XXH3, both halves */
 int random_bytes(void *out, size_t len, struct larder_error *err);
@@ -125,7 +135,6 @@ int json_get_u64(const struct json *obj, const char *key, const char *what, uint
 int json_get_str(const struct json *obj, const char *key, const char *what, const char **out, struct larder_error *err);
 int json_get_hex(const struct json *obj, const char *key, const char *what, void *out, size_t len, struct larder_error *err);
 int json_get_array(const struct json *obj, const char *key, const char *what, const struct json **out, struct larder_error *err);
-int json_get_object(const struct json *obj, const char *key, const char *what, const struct json **out, struct larder_error *err);
 bool json_has(const struct json *obj, const char *key);
 size_t json_len(const struct json *array);
 int json_at_u64(const struct json *array, size_t i, const char *what, uint64_t *out, struct larder_error *err);
@@ -178,6 +187,9 @@ static inline void io_close(struct store_io *io) { if (io) io->ops->close(io); }
 /* Whole object of at most max bytes, appended to out. */
 int io_read_all(struct store_io *io, const char *name, size_t max, struct buf *out, struct larder_error *err);
 int io_read(struct store_io *io, const char *name, uint64_t offset, void *buf, size_t len, struct larder_error *err);
+
+/* Opens a file in folder dir, to write and read, that vanishes with its descriptor. A descriptor, or an error code (negative). */
+int unnamed_file(const char *dir, struct larder_error *err);
 
 /* Absolute path of a dataset URI ("/p", "p", "file:///p"): malloc'd. EINVAL for other schemes. */
 int uri_to_path(const char *uri, char **path, struct larder_error *err);

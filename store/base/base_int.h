@@ -7,6 +7,7 @@
 
 #include "store/base/base.h"
 
+const char *crc32c_impl(void); /* what crc32c() uses here: "sse4.2 x3" or "table" */
 /* crc32c() by tables alone, whatever the processor has. */
 uint32_t crc32c_table(uint32_t crc, const void *data, size_t len);
 

@@ -264,26 +264,6 @@ static void sort_block(struct extsort *s)
 
 /* ---- the file ---- */
 
-static int open_file(struct extsort *s, struct larder_error *err)
-{
-    AUTO_FREE char *name = NULL;
-    size_t len;
-
-    s->fd = open(s->dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (s->fd >= 0)
-        return LARDER_OK;
-    len = strlen(s->dir) + sizeof("/sort-XXXXXX");
-    name = malloc(len);
-    if (!name)
-        return err_nomem(err, len, "a temporary file's name");
-    snprintf(name, len, "%s/sort-XXXXXX", s->dir);
-    s->fd = mkostemp(name, O_CLOEXEC);
-    if (s->fd < 0)
-        return err_sys(err, LARDER_EIO, errno, "creating a temporary file for sorting in %s", s->dir);
-    unlink(name);
-    return LARDER_OK;
-}
-
 static int write_at_end(struct extsort *s, const uint8_t *data, size_t len, struct larder_error *err)
 {
     while (len) {
@@ -346,8 +326,12 @@ static int spill(struct extsort *s, struct larder_error *err)
 {
     const struct ref *r = refs_of(s);
     uint64_t start = s->file_end;
-    int rc = s->fd < 0 ? open_file(s, err) : LARDER_OK;
+    int rc = LARDER_OK;
 
+    if (s->fd < 0 && (s->fd = unnamed_file(s->dir, err)) < 0) {
+        rc = s->fd;
+        s->fd = -1;
+    }
     if (!rc)
         rc = GROW(s->runs, s->runs_cap, s->n_runs + 1, err);
     if (rc)

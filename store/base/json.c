@@ -167,15 +167,6 @@ int json_get_array(const struct json *obj, const char *key, const char *what, co
     return rc ? rc : take_array(v, &p, out, err);
 }
 
-int json_get_object(const struct json *obj, const char *key, const char *what, const struct json **out,
-                    struct larder_error *err)
-{
-    struct place p = {what, key, 0};
-    const json_t *v;
-    int rc = member(obj, &p, &v, err);
-    return rc ? rc : take_object(v, &p, out, err);
-}
-
 bool json_has(const struct json *obj, const char *key) { return json_object_get(in(obj), key) != NULL; }
 
 size_t json_len(const struct json *array) { return json_array_size(in(array)); }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * util.c - small things that every layer needs: guards, growing arrays, clocks, random bytes, hexadecimal, dataset URIs.
+ * util.c - small things that every layer needs: guards, arrays, clocks, random bytes, unnamed files, hexadecimal, dataset
+ * URIs.
  *
  * No state: any thread.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,6 +42,58 @@ int grow_array(void **array, size_t *cap, size_t want, size_t elem, struct larde
     memcpy(array, &p, sizeof(p));
     *cap = grown;
     return LARDER_OK;
+}
+
+void strings_free(char **strings, size_t n)
+{
+    for (size_t i = 0; strings && i < n; i++)
+        free(strings[i]);
+    free(strings);
+}
+
+int strings_copy(char *const *strings, size_t n, char ***out, struct larder_error *err)
+{
+    char **copy = calloc(n + 1, sizeof(*copy));
+
+    *out = NULL;
+    if (!copy)
+        return err_nomem(err, n * sizeof(*copy), "strings");
+    for (size_t i = 0; i < n; i++)
+        if (!(copy[i] = strdup(strings[i]))) {
+            strings_free(copy, i);
+            return err_nomem(err, strlen(strings[i]) + 1, "a string");
+        }
+    *out = copy;
+    return LARDER_OK;
+}
+
+void *bytes_dup(const void *data, size_t len)
+{
+    uint8_t *copy = malloc(len + 1);
+
+    if (!copy)
+        return NULL;
+    if (len)
+        memcpy(copy, data, len);
+    copy[len] = 0;
+    return copy;
+}
+
+int unnamed_file(const char *dir, struct larder_error *err)
+{
+    AUTO_BUF struct buf path = BUF_INIT;
+    int fd = open(dir, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+
+    if (fd >= 0)
+        return fd;
+    int rc = buf_printf(&path, err, "%s/.tmp-XXXXXX", dir);
+    if (rc)
+        return rc;
+    fd = mkostemp((char *)path.data, O_CLOEXEC);
+    if (fd < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s: cannot make a temporary file", dir);
+    unlink((char *)path.data);
+    return fd;
 }
 
 uint64_t now_ns(void)

@@ -58,7 +58,7 @@ static void texts(const char *text, const uint8_t *data, size_t size)
         abort();
     buf_release(&ext);
     if (size < 24 && !braces_expand((const char *const *)&text, 1, &paths, &n, NULL)) /* long ones only take long */
-        braces_free(paths, n);
+        strings_free(paths, n);
     for (int type = LARDER_BYTES; type < LARDER_NDARRAY; type++) {
         struct larder_value v;
         uint8_t scratch[8];

@@ -12,7 +12,7 @@ static char *joined(const char *word, int *rc)
     *rc = braces_expand(&word, 1, &out, &n, &err);
     for (size_t i = 0; !*rc && i < n; i++)
         REQUIRE(buf_printf(&b, NULL, "%s%s", i ? " " : "", out[i]) == 0);
-    braces_free(out, *rc ? 0 : n);
+    strings_free(out, *rc ? 0 : n);
     REQUIRE(buf_append(&b, "", 1, NULL) == 0);
     return (char *)b.data;
 }
