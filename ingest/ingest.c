@@ -212,7 +212,7 @@ static int make_dict(struct run *r, struct larder_error *err)
         AUTO_FREE void *dict = NULL;
         size_t len;
         struct larder_progress p = {.phase = "dictionary"};
-        if (!(rc = notes_progress(&r->notes, &p, true, err)) && !(rc = pack_train(r->source, &dict, &len, err)))
+        if (!(rc = notes_progress(&r->notes, &p, true, err)) && !(rc = dict_train(r->source, &dict, &len, err)))
             rc = journal_add_dict(j, dict, len, err);
     }
     r->pack.params.dict = j->dict;

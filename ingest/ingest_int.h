@@ -223,17 +223,29 @@ struct pack {
     uint64_t resumed;         /* in: samples taken over, for the progress */
 };
 int pack_run(struct pack *p, struct larder_error *err);
-/* A dictionary from samples spread over the source; *len 0: too little material. */
-int pack_train(struct source *source, void **dict, size_t *len, struct larder_error *err);
-/* The same from n samples of `total` bytes laid back to back. */
-int pack_train_on(const void *material, const size_t *sizes, size_t n, size_t total, void **dict, size_t *len,
-                  struct larder_error *err);
 
+static inline uint64_t values_bytes(const struct larder_value *v, uint32_t n)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; i++)
+        sum += v[i].data ? v[i].len : 0;
+    return sum;
+}
 /* What a sample takes up in a shard, from above: values, key, the record's head, its share of the footer. */
 static inline uint64_t sample_weight(uint64_t fields, uint64_t key_len, uint64_t value_bytes)
 {
     return value_bytes + key_len + 16 + 8 * fields + STORE_ENTRY + 4 + 9 * fields;
 }
+
+/* ---- dictionaries (dict.c) ---- */
+
+/* What of some samples would be compressed, back to back. */
+struct material { struct buf bytes; size_t *sizes; size_t n, cap; };
+int material_add(struct material *m, const struct schema *schema, const struct larder_value *values, struct larder_error *err);
+int material_train(const struct material *m, void **dict, size_t *len, struct larder_error *err); /* *len 0: too little of it */
+void material_release(struct material *m);
+/* From samples spread over the source. */
+int dict_train(struct source *source, void **dict, size_t *len, struct larder_error *err);
 
 /* ---- what ingest and writer share (session.c is the store's; begin.c is ours) ---- */
 

@@ -12,13 +12,6 @@
  */
 #include "ingest/ingest_int.h"
 
-#define TRAIN_BYTES (4 * MIB)        /* of material for a dictionary */
-#define TRAIN_SAMPLE_MAX (64 * KIB)  /* of one sample */
-#define TRAIN_UNITS 16u
-#define TRAIN_SOURCE_MAX (64 * MIB)  /* of the source read for it */
-#define DICT_MIN (16 * KIB)
-#define DICT_MAX (112 * KIB)
-
 struct unit { uint64_t consumed, skipped, source_bytes; uint32_t subs; bool done; };
 
 struct packing {
@@ -37,14 +30,6 @@ struct job {
     struct source_cursor *cursor;
     struct shard_writer *w;
 };
-
-static uint64_t value_bytes(const struct larder_value *v, uint32_t n)
-{
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < n; i++)
-        sum += v[i].data ? v[i].len : 0;
-    return sum;
-}
 
 /* Hands the open shard, or just the word that the unit is over, to the sealer. */
 static int push(struct job *b, bool unit_done, struct larder_error *err)
@@ -75,7 +60,7 @@ static int add(struct job *b, const struct source_item *item, struct larder_erro
 {
     struct pack *p = b->k->p;
     uint32_t n = p->source->schema.n;
-    uint64_t weight = sample_weight(n, item->key_len, value_bytes(item->values, n));
+    uint64_t weight = sample_weight(n, item->key_len, values_bytes(item->values, n));
     if (b->w && shard_writer_samples(b->w) && shard_writer_bytes(b->w) + weight > p->shard_size) {
         int rc = push(b, false, err);
         if (rc)
@@ -251,87 +236,5 @@ int pack_run(struct pack *p, struct larder_error *err)
         p->skipped += p->journal->units[i].skipped;
         p->source_bytes += p->journal->units[i].source_bytes;
     }
-    return rc;
-}
-
-/* ---- a dictionary ---- */
-
-int pack_train_on(const void *material, const size_t *sizes, size_t n, size_t total, void **dict, size_t *len, struct larder_error *err)
-{
-    size_t cap = MIN(MAX(total / 100, DICT_MIN), DICT_MAX);
-    *dict = NULL;
-    *len = 0;
-    if (n < 8 || total < 1024)
-        return LARDER_OK;
-    void *out = malloc(cap);
-    if (!out)
-        return err_nomem(err, cap, "a dictionary");
-    int rc = zdict_train(material, sizes, n, out, cap, len, err);
-    if (rc || *len == 0)
-        free(out);
-    else
-        *dict = out;
-    return rc;
-}
-
-struct material { struct buf bytes; size_t *sizes; size_t n, cap; uint64_t read; };
-
-/* What of a sample would be compressed. */
-static int material_add(struct material *m, const struct schema *schema, const struct larder_value *values, struct larder_error *err)
-{
-    size_t start = m->bytes.len;
-    int rc = GROW(m->sizes, m->cap, m->n + 1, err);
-    for (uint32_t i = 0; !rc && i < schema->n; i++)
-        if (values[i].data && !type_is_media(schema->fields[i].type)) {
-            size_t room = TRAIN_SAMPLE_MAX - (m->bytes.len - start);
-            rc = buf_append(&m->bytes, values[i].data, MIN(values[i].len, room), err);
-        }
-    if (!rc && m->bytes.len > start)
-        m->sizes[m->n++] = m->bytes.len - start;
-    return rc;
-}
-
-/* Up to `budget` bytes of material from the beginning of one unit. Bad samples are passed over: packing reports them. */
-static int material_from(struct material *m, struct source *s, uint64_t unit, size_t budget, struct larder_error *err)
-{
-    struct source_cursor *c;
-    struct source_item item;
-    size_t end = m->bytes.len + budget;
-    uint64_t read_end = m->read + TRAIN_SOURCE_MAX / TRAIN_UNITS;
-    int rc = s->ops->open_unit(s, unit, 0, &c, err);
-    if (rc)
-        return rc == LARDER_ENOMEM ? rc : LARDER_OK;
-    while (m->bytes.len < end && m->read < read_end) {
-        rc = s->ops->next(c, &item, err);
-        if (rc == LARDER_ENOMEM || (rc && !item.what))
-            break;
-        m->read += item.source_bytes + 1;
-        if (!rc && (rc = material_add(m, &s->schema, item.values, err)))
-            break;
-    }
-    s->ops->close_unit(c);
-    return rc == LARDER_ENOMEM ? rc : LARDER_OK;
-}
-
-int pack_train(struct source *s, void **dict, size_t *len, struct larder_error *err)
-{
-    struct material m = {.bytes = BUF_INIT};
-    bool any = false;
-    int rc = LARDER_OK;
-    *dict = NULL;
-    *len = 0;
-    for (uint32_t i = 0; i < s->schema.n; i++)
-        any |= !type_is_media(s->schema.fields[i].type) && !type_width(s->schema.fields[i].type);
-    if (!any) /* media, and scalars that are smaller than a frame's overhead */
-        return LARDER_OK;
-    uint64_t take = MIN(s->units, (uint64_t)TRAIN_UNITS);
-    s->quiet = true;
-    for (uint64_t i = 0; !rc && i < take; i++)
-        rc = material_from(&m, s, (uint64_t)((double)i * (double)s->units / (double)take), TRAIN_BYTES / take, err);
-    s->quiet = false;
-    if (!rc)
-        rc = pack_train_on(m.bytes.data, m.sizes, m.n, m.bytes.len, dict, len, err);
-    buf_release(&m.bytes);
-    free(m.sizes);
     return rc;
 }

@@ -168,12 +168,9 @@ static int open_shard(struct writer *w, struct larder_error *err)
 static int put(struct writer *w, const void *key, size_t key_len, const struct larder_value *values, struct larder_error *err)
 {
     uint32_t n = w->start.m.schema.n;
-    uint64_t bytes = 0;
     int rc = LARDER_OK;
-    for (uint32_t i = 0; i < n; i++)
-        bytes += values[i].data ? values[i].len : 0;
     if (w->shard && !w->holding && shard_writer_samples(w->shard) &&
-        shard_writer_bytes(w->shard) + sample_weight(n, key_len, bytes) > w->shard_size)
+        shard_writer_bytes(w->shard) + sample_weight(n, key_len, values_bytes(values, n)) > w->shard_size)
         rc = push(w, err);
     if (!rc && !w->shard)
         rc = open_shard(w, err);
@@ -214,28 +211,20 @@ static void held_next(const struct writer *w, size_t *at, const void **key, size
     *at = (size_t)(p - w->held.data);
 }
 
-/* The compressible fields of all held samples, back to back. */
 static int train(struct writer *w, struct larder_value *values, struct larder_error *err)
 {
-    AUTO_BUF struct buf material = BUF_INIT;
-    AUTO_FREE size_t *sizes = NULL;
-    size_t n = 0, cap = 0, key_len, at = 0;
-    const struct schema *s = &w->start.m.schema;
+    struct material m = {BUF_INIT, NULL, 0, 0};
     const void *key;
+    size_t key_len;
     int rc = LARDER_OK;
-    while (!rc && at < w->held.len) {
-        size_t start = material.len;
+    for (size_t at = 0; !rc && at < w->held.len;) {
         held_next(w, &at, &key, &key_len, values);
-        rc = GROW(sizes, cap, n + 1, err);
-        for (uint32_t i = 0; !rc && i < s->n; i++)
-            if (values[i].data && !type_is_media(s->fields[i].type))
-                rc = buf_append(&material, values[i].data, values[i].len, err);
-        if (!rc && material.len > start)
-            sizes[n++] = material.len - start;
+        rc = material_add(&m, &w->start.m.schema, values, err);
     }
     if (!rc)
-        rc = pack_train_on(material.data, sizes, n, material.len, &w->dict, &w->params.dict_len, err);
+        rc = material_train(&m, &w->dict, &w->params.dict_len, err);
     w->params.dict = w->dict;
+    material_release(&m);
     return rc;
 }
 

@@ -211,7 +211,7 @@ TEST(dictionaries)
     size_t len;
 
     set_up(&b, tmp_dir(), 25, LARDER_COMPRESS_ZSTD_DICT);
-    REQUIRE_OK(pack_train(&b.f.base, &dict, &len, &err), &err);
+    REQUIRE_OK(dict_train(&b.f.base, &dict, &len, &err), &err);
     CHECK(len > 256 && len <= 112 * 1024);
     CHECK(!b.f.base.quiet);
     b.p.params.dict = dict;
@@ -222,12 +222,12 @@ TEST(dictionaries)
         CHECK_EQ(b.st.m.shards[i].dict_id, dict_id_of(dict, len));
     free(dict);
     b.f.base.units = 1; /* five samples: too little */
-    REQUIRE_OK(pack_train(&b.f.base, &dict, &len, &err), &err);
+    REQUIRE_OK(dict_train(&b.f.base, &dict, &len, &err), &err);
     CHECK(dict == NULL && len == 0);
     b.f.base.schema.fields[0].type = LARDER_IMAGE; /* nothing that would be compressed */
     b.f.base.units = 25;
     unsigned opened = atomic_load(&b.f.opened);
-    REQUIRE_OK(pack_train(&b.f.base, &dict, &len, &err), &err);
+    REQUIRE_OK(dict_train(&b.f.base, &dict, &len, &err), &err);
     CHECK(dict == NULL);
     CHECK_EQ(atomic_load(&b.f.opened), opened);
     tear_down(&b);
