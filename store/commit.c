@@ -11,7 +11,7 @@
 #define HINT "larder.json"
 #define MANIFEST_MAX (1 * GIB)
 
-static void manifest_path(uint64_t generation, char out[64])
+void manifest_path(uint64_t generation, char out[64])
 {
     snprintf(out, 64, "manifests/%llu.json", (unsigned long long)generation);
 }

@@ -66,11 +66,6 @@ static int note_removed(struct gc *g, const char *name, const char *why, uint64_
     return rc == LARDER_ENOTFOUND ? LARDER_OK : rc;
 }
 
-static void manifest_name(uint64_t generation, char out[64])
-{
-    snprintf(out, 64, "manifests/%llu.json", (unsigned long long)generation);
-}
-
 /* Which generations stay: the newest `keep`, and every one that was superseded too lately (and so all after it). */
 static int choose(struct gc *g, struct larder_error *err)
 {
@@ -84,7 +79,7 @@ static int choose(struct gc *g, struct larder_error *err)
         return err_nomem(err, g->n * sizeof(*g->mtime), "manifest times");
     for (size_t i = 0; i < g->n; i++) {
         char name[64];
-        manifest_name(g->list[i], name);
+        manifest_path(g->list[i], name);
         if ((rc = g->io->ops->stat(g->io, name, &size, &g->mtime[i], err)))
             return rc;
     }
@@ -108,8 +103,7 @@ static bool claimed(const struct gc *g, const char *name)
 {
     const char *slash = strrchr(name, '/'), *base = slash ? slash + 1 : name;
     const char *dash = strncmp(name, "index/", 6) == 0 ? strchr(name + 6, '-') : NULL; /* index/<generation>-<run>/file */
-    const char *run = dash ? dash + 1 : base;
-    return g->journal.len >= 16 && strlen(run) >= 16 && memmem(g->journal.data, g->journal.len, run, 16);
+    return journal_claims(&g->journal, dash ? dash + 1 : base);
 }
 
 static int stray(void *user, const char *name, uint64_t size, uint64_t mtime_s)
@@ -156,7 +150,7 @@ static int remove_generations(struct gc *g)
     for (size_t i = 0; !rc && i < g->first_kept; i++) {
         char name[64];
         uint64_t size = 0, mtime;
-        manifest_name(g->list[i], name);
+        manifest_path(g->list[i], name);
         g->io->ops->stat(g->io, name, &size, &mtime, NULL);
         rc = note_removed(g, name, "superseded", size);
         g->r->generations++;
@@ -191,7 +185,7 @@ int store_gc(struct store_io *io, const struct larder_gc_options *o, struct lard
     if (rc)
         return rc;
     if (!fresh)
-        rc = io_read_all(io, "journal", GIB, &g.journal, &why);
+        rc = journal_text(io, &g.journal, &why);
     if (!rc)
         rc = gc_locked(&g, &why);
     session_unlock(&session, fresh);

@@ -696,16 +696,6 @@ struct build {
     size_t last_len;
 };
 
-static void files_release(struct index_file *files, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        free(files[i].name);
-        free(files[i].first);
-        free(files[i].last);
-    }
-    free(files);
-}
-
 static void build_release(struct build *b)
 {
     if (b->sst)
@@ -714,7 +704,7 @@ static void build_release(struct build *b)
         rocksdb_envoptions_destroy(b->env);
     if (b->options)
         rocksdb_options_destroy(b->options);
-    files_release(b->files, b->n);
+    index_files_release(b->files, b->n);
     free(b->tmp);
 }
 
@@ -951,8 +941,7 @@ static int build_seal(struct build *b, const char *manifest, const char *root, c
             dir_remove(AT_FDCWD, to, 0);
     }
     if (rc) {
-        files_release(p.files, p.n_files);
-        free(p.dir);
+        index_part_release(&p);
         return rc;
     }
     *part = p;

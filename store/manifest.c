@@ -176,47 +176,21 @@ int shard_ref_copy(struct shard_ref *dst, const struct shard_ref *src, struct la
     return LARDER_OK;
 }
 
+void index_files_release(struct index_file *files, size_t n)
+{
+    for (size_t i = 0; files && i < n; i++) {
+        free(files[i].name);
+        free(files[i].first);
+        free(files[i].last);
+    }
+    free(files);
+}
+
 void index_part_release(struct index_part *p)
 {
-    for (size_t i = 0; p->files && i < p->n_files; i++) {
-        free(p->files[i].name);
-        free(p->files[i].first);
-        free(p->files[i].last);
-    }
-    free(p->files);
+    index_files_release(p->files, p->n_files);
     free(p->dir);
     *p = (struct index_part){0};
-}
-
-static int bytes_copy(uint8_t **dst, const uint8_t *src, size_t len)
-{
-    if (!src)
-        return 0;
-    if (!(*dst = malloc(len + 1)))
-        return LARDER_ENOMEM;
-    memcpy(*dst, src, len);
-    return 0;
-}
-
-int index_part_copy(struct index_part *dst, const struct index_part *src, struct larder_error *err)
-{
-    struct index_part p = {.lo = src->lo, .hi = src->hi, .keys = src->keys};
-    p.dir = strdup(src->dir);
-    p.files = calloc(src->n_files + 1, sizeof(*p.files));
-    bool ok = p.dir && p.files;
-    for (size_t i = 0; ok && i < src->n_files; i++) {
-        struct index_file *f = &p.files[p.n_files++];
-        const struct index_file *g = &src->files[i];
-        *f = (struct index_file){.size = g->size, .crc = g->crc, .keys = g->keys, .first_len = g->first_len, .last_len = g->last_len};
-        ok = (f->name = strdup(g->name)) && !bytes_copy(&f->first, g->first, g->first_len) &&
-             !bytes_copy(&f->last, g->last, g->last_len);
-    }
-    if (!ok) {
-        index_part_release(&p);
-        return err_nomem(err, src->n_files * sizeof(*p.files), "an index part");
-    }
-    *dst = p;
-    return LARDER_OK;
 }
 
 void manifest_release(struct manifest *m)

@@ -37,15 +37,7 @@ struct repair {
     bool holes;                    /* the order of samples may have gaps */
 };
 
-/* What the store itself lacks or holds wrong; other errors are the machine's, and no reason to drop anything. */
-static bool is_damage(int rc) { return rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND; }
-
 /* ---- candidates ---- */
-
-static bool in_journal(const struct repair *p, const char *name)
-{
-    return p->journal.len >= 16 && strlen(name) >= 16 && memmem(p->journal.data, p->journal.len, name, 16);
-}
 
 static int add_candidate(struct repair *p, const struct shard_ref *ref, const struct shard_info *info, struct larder_error *err)
 {
@@ -81,7 +73,7 @@ static int found_shard(void *user, const char *name, uint64_t size, uint64_t mti
     (void)size, (void)mtime_s;
     struct found_shards *f = user;
     const char *base = name + strlen("shards/");
-    if (!name_ok(base) || in_journal(f->p, base))
+    if (!name_ok(base) || journal_claims(&f->p->journal, base))
         return LARDER_OK;
     return buf_append(&f->names, base, strlen(base) + 1, f->err);
 }
@@ -284,7 +276,7 @@ static int gather(struct repair *p, struct larder_error *err)
     p->newest = n ? list[n - 1] : 0;
     for (size_t i = n; i > 0 && !p->base.generation; i--) {
         char file[64];
-        snprintf(file, sizeof(file), "manifests/%llu.json", (unsigned long long)list[i - 1]);
+        manifest_path(list[i - 1], file);
         rc = generation_load(p->io, list[i - 1], &p->base, &why);
         if (rc == LARDER_ECORRUPT) {
             tell_file(p, file, why.message);
@@ -423,7 +415,7 @@ static int salvage(struct repair *p, struct candidate *c, struct manifest *m, st
     if (!rc)
         rc = shard_writer_open(p->io, name, &params, &w, err);
     while (!rc && (got = shard_scan_next(scan, &item, &why)) != LARDER_END) {
-        if ((got == LARDER_ECORRUPT || got == LARDER_ENOTFOUND) && item.slot == UINT32_MAX)
+        if (is_damage(got) && item.slot == UINT32_MAX)
             break;
         struct record_ref ref = {item.stored, item.extent.stored_len, item.extent.raw_len, item.extent.crc, item.extent.codec};
         if (got == LARDER_ECORRUPT || (got == LARDER_OK && dict_lost && ref.codec == CODEC_ZSTD_DICT))
@@ -557,7 +549,7 @@ int store_repair(struct store_io *io, const struct larder_repair_options *o, str
     if (rc)
         return rc;
     if (!fresh)
-        rc = io_read_all(io, "journal", GIB, &p.journal, err);
+        rc = journal_text(io, &p.journal, err);
     if (!rc)
         rc = repair_locked(&p, err);
     session_unlock(&session, fresh);

@@ -19,7 +19,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#include "store/store.h"
+#include "store/store_int.h"
 
 enum { TRIES_MAX = 1000 }; /* each lost try means that another writer came and went */
 
@@ -128,6 +128,16 @@ int session_lock(struct store_io *io, struct session *s, bool *fresh, struct lar
     fd = -1;
     root_path = NULL;
     return LARDER_OK;
+}
+
+int journal_text(struct store_io *io, struct buf *text, struct larder_error *err)
+{
+    return io_read_all(io, "journal", GIB, text, err);
+}
+
+bool journal_claims(const struct buf *text, const char *name)
+{
+    return text->len >= RUN_DIGITS && strlen(name) >= RUN_DIGITS && memmem(text->data, text->len, name, RUN_DIGITS);
 }
 
 void session_unlock(struct session *s, bool remove_journal)

@@ -64,8 +64,8 @@ int shard_ref_parse(const struct json *j, const char *what, struct shard_ref *r,
 struct index_file { char *name; uint64_t size; uint32_t crc; uint64_t keys; uint8_t *first, *last; size_t first_len, last_len; };
 /* One RocksDB of keys of an ordinal range [lo, hi). */
 struct index_part { char *dir; /* below index/ */ uint64_t lo, hi, keys; struct index_file *files; size_t n_files; };
+void index_files_release(struct index_file *files, size_t n);
 void index_part_release(struct index_part *p);
-int index_part_copy(struct index_part *dst, const struct index_part *src, struct larder_error *err);
 
 struct manifest {
     uint8_t uuid[16], lineage[16];

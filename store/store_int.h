@@ -82,7 +82,16 @@ void key_cache_put(struct key_cache *c, const void *key, size_t len, uint64_t or
 
 /* ---- commit.c ---- */
 
+void manifest_path(uint64_t generation, char out[64]); /* "manifests/<generation>.json" */
 int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err);
+
+/* ---- session.c ---- */
+
+#define RUN_DIGITS 16u /* a run id in hexadecimal, with which the names of a session's files begin */
+/* The text of an unfinished session's journal, appended. */
+int journal_text(struct store_io *io, struct buf *text, struct larder_error *err);
+/* Whether it names the run that a file of this name belongs to. */
+bool journal_claims(const struct buf *text, const char *name);
 
 /* ---- record.c: pure ---- */
 
@@ -131,6 +140,9 @@ int trailer_rebuild(struct store_io *io, const char *path, uint64_t size, uint64
                     struct larder_error *err);
 
 /* ---- verify.c ---- */
+
+/* What the store itself lacks or holds wrong; other errors are the machine's, and no reason to drop anything. */
+static inline bool is_damage(int rc) { return rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND; }
 
 /* What a check of one shard tells. Lookups of keys go to ix when it is not NULL. */
 struct shard_check {

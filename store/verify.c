@@ -204,7 +204,7 @@ static int check_records(struct checker *k, struct larder_error *err)
         return rc;
     bool columns = c->store && load_columns(k, &store_manifest(c->store)->schema, err, &rc);
     while (!rc && !(c->stop && atomic_load(c->stop)) && (got = shard_scan_next(scan, &item, &why)) != LARDER_END) {
-        if (got == LARDER_ECORRUPT || got == LARDER_ENOTFOUND) {
+        if (is_damage(got)) {
             tell(k, item.slot == UINT32_MAX ? UINT64_MAX : item.slot, item.key, item.key_len, why.message);
             if (item.slot == UINT32_MAX)
                 break;
@@ -319,7 +319,7 @@ static int verify_index_file(struct verify *v, uint64_t i, struct larder_error *
     const struct index_file *f = &p->files[i];
     snprintf(file, sizeof(file), "index/%s/%s", p->dir, f->name);
     int rc = index_file_check(v->io->ops->local_root(v->io), p, f, &why);
-    if (rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND)
+    if (is_damage(rc))
         damage_file(v, file, why.message);
     else if (rc)
         return err_set(err, rc, "%s", why.message);
@@ -395,7 +395,7 @@ static int verify_generation(struct verify *v, struct larder_error *err)
         files += m->parts[i].n_files;
     v->units = m->n_shards + files;
     rc = index_open(v->io->ops->local_root(v->io), m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
-    if (rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND) {
+    if (is_damage(rc)) {
         damage_file(v, "index", why.message);
         v->ix = NULL;
     } else if (rc) {

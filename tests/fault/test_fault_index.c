@@ -90,8 +90,19 @@ static void copy(struct manifest *to, const struct manifest *m)
     to->parts = calloc(m->n_parts, sizeof(*m->parts));
     for (size_t i = 0; i < m->n_shards; i++)
         REQUIRE_OK(shard_ref_copy(&to->shards[i], &m->shards[i], &err), &err);
-    for (size_t i = 0; i < m->n_parts; i++)
-        REQUIRE_OK(index_part_copy(&to->parts[i], &m->parts[i], &err), &err);
+    for (size_t i = 0; i < m->n_parts; i++) {
+        struct index_part *p = &to->parts[i];
+        *p = m->parts[i];
+        p->dir = strdup(p->dir);
+        p->files = calloc(p->n_files, sizeof(*p->files));
+        for (size_t k = 0; k < p->n_files; k++) {
+            struct index_file *f = &p->files[k];
+            *f = m->parts[i].files[k];
+            f->name = strdup(f->name);
+            f->first = bytes_dup(f->first, f->first_len);
+            f->last = bytes_dup(f->last, f->last_len);
+        }
+    }
 }
 
 static void lists_release(struct manifest *m)

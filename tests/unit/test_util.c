@@ -182,4 +182,45 @@ TEST(other_schemes_are_refused)
     CHECK_STR(err.message, "s3://bucket/x: scheme s3:// is not supported, only /path and file:///path are");
 }
 
+TEST(arrays_of_strings)
+{
+    char *const in[] = {"one", "", "three"};
+    char **out = NULL;
+    struct larder_error err;
+
+    CHECK_OK(strings_copy(in, 3, &out, &err), &err);
+    CHECK(out[0] != in[0]);
+    for (int i = 0; i < 3; i++)
+        CHECK_STR(out[i], in[i]);
+    strings_free(out, 3);
+    CHECK_OK(strings_copy(NULL, 0, &out, &err), &err);
+    CHECK(out != NULL);
+    strings_free(out, 0);
+    strings_free(NULL, 7);
+}
+
+TEST(order_of_bytes)
+{
+    CHECK(bytes_cmp("ab", 2, "ab", 2) == 0);
+    CHECK(bytes_cmp("ab", 2, "abc", 3) < 0 && bytes_cmp("abc", 3, "ab", 2) > 0);
+    CHECK(bytes_cmp("\x7f", 1, "\x80", 1) < 0);
+    CHECK(bytes_cmp("b", 1, "abc", 3) > 0);
+}
+
+TEST(unnamed_files_leave_no_name)
+{
+    const char *dir = tmp_dir();
+    struct larder_error err;
+    char back[4] = "";
+    int fd = unnamed_file(dir, &err);
+
+    REQUIRE(fd >= 0);
+    CHECK_EQ(pwrite(fd, "abc", 3, 5), 3);
+    CHECK_EQ(pread(fd, back, 3, 5), 3);
+    CHECK_STR(back, "abc");
+    CHECK(rmdir(dir) == 0 && mkdir(dir, 0700) == 0); /* it was empty */
+    close(fd);
+    CHECK_ERR(unnamed_file("/nonexistent/folder", &err), LARDER_EIO, &err);
+}
+
 TEST_MAIN();
