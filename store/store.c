@@ -11,7 +11,7 @@
 
 #define TABLE_BYTES_DEFAULT (64 * MIB)
 #define INDEX_BYTES_DEFAULT (64 * MIB)
-#define LOCATE_BATCH 256u /* pages missing at once */
+#define LOCATE_BATCH 256u /* ordinals looked up, and pages missing, at once */
 #define DICT_MAX (16 * MIB)
 #define LOOKUP_BATCH 256u /* keys asked of the index at once */
 
@@ -137,26 +137,42 @@ static int fetch_entries(struct store *s, const struct missing *miss, size_t n, 
     return rc;
 }
 
-int store_locate(struct store *s, const uint64_t *ordinals, size_t n, struct extent *out, struct larder_error *err)
+/* n <= LOCATE_BATCH. Cache misses overlap: all sets are announced, then all entries, then they are read. */
+static int locate_some(struct store *s, const uint64_t *ordinals, size_t n, struct extent *out, struct larder_error *err)
 {
     uint8_t entry[STORE_ENTRY];
+    struct place places[LOCATE_BATCH];
     struct missing miss[LOCATE_BATCH];
     size_t n_miss = 0;
     for (size_t i = 0; i < n; i++) {
         if (ordinals[i] >= s->m.samples)
             return err_set(err, LARDER_ENOTFOUND, "no sample %llu: generation %llu has %llu", (unsigned long long)ordinals[i],
                            (unsigned long long)s->m.generation, (unsigned long long)s->m.samples);
-        struct place p = place_of(&s->m, ordinals[i]);
-        int rc = LARDER_OK;
-        if (pages_get(s->pages, p.shard, p.page, p.at, entry, STORE_ENTRY))
-            rc = extent_from(s, &p, entry, &out[i], err);
-        else
-            miss[n_miss++] = (struct missing){p, i};
-        if (!rc && (n_miss == LOCATE_BATCH || (i + 1 == n && n_miss))) {
-            qsort(miss, n_miss, sizeof(*miss), by_page);
-            rc = fetch_entries(s, miss, n_miss, out, err);
-            n_miss = 0;
+        places[i] = place_of(&s->m, ordinals[i]);
+        pages_announce(s->pages, places[i].shard, places[i].page);
+    }
+    for (size_t i = 0; i < n; i++)
+        pages_announce_at(s->pages, places[i].shard, places[i].page, places[i].at);
+    for (size_t i = 0; i < n; i++) {
+        const struct place *p = &places[i];
+        if (!pages_get(s->pages, p->shard, p->page, p->at, entry, STORE_ENTRY)) {
+            miss[n_miss++] = (struct missing){*p, i};
+            continue;
         }
+        int rc = extent_from(s, p, entry, &out[i], err);
+        if (rc)
+            return rc;
+    }
+    if (!n_miss)
+        return LARDER_OK;
+    qsort(miss, n_miss, sizeof(*miss), by_page);
+    return fetch_entries(s, miss, n_miss, out, err);
+}
+
+int store_locate(struct store *s, const uint64_t *ordinals, size_t n, struct extent *out, struct larder_error *err)
+{
+    for (size_t first = 0; first < n; first += LOCATE_BATCH) {
+        int rc = locate_some(s, ordinals + first, MIN(n - first, (size_t)LOCATE_BATCH), out + first, err);
         if (rc)
             return rc;
     }

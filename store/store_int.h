@@ -116,6 +116,9 @@ struct pages;
 int pages_new(size_t bytes, struct pages **p, struct larder_error *err);
 void pages_free(struct pages *p);
 /* Copies len bytes at off within the page's 4096 when it is cached. */
+/* A lookup of that page follows: fetch its set, then, when all sets were announced, its bytes. */
+void pages_announce(struct pages *p, uint32_t shard, uint32_t page);
+void pages_announce_at(struct pages *p, uint32_t shard, uint32_t page, size_t off);
 bool pages_get(struct pages *p, uint32_t shard, uint32_t page, size_t off, void *out, size_t len);
 void pages_put(struct pages *p, uint32_t shard, uint32_t page, const uint8_t data[STORE_PAGE]);
 
