@@ -3,8 +3,8 @@
  * store.h - the door of store/: datasets as shards, key index and manifests (FORMAT.md is normative).
  *
  * Reading: store_open pins a generation; store_locate turns ordinals into extents (batched, from cached record-table
- * pages); whoever reads the extent hands its bytes to store_decode. The tiers do that for the loader; store_read does it
- * in one blocking call for tools. Writing: shard_writer makes shards, store_commit makes a generation of them.
+ * pages); whoever reads the extent hands its bytes to store_decode. The tiers do both. Writing:
+ * shard_writer makes shards, generation_index their key index, generation_commit a generation of them.
  */
 #ifndef LARDER_STORE_H
 #define LARDER_STORE_H

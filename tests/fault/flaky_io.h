@@ -3,7 +3,7 @@
  * flaky_io.h - a struct store_io around another one whose Nth operation fails with EIO and does nothing.
  *
  * What STYLE calls the I/O table: it fails the store's I/O at the operation, whatever is below. flaky_open wraps (and owns) inner;
- * flaky_arm(io, n) lets the nth operation from here on fail, 0 none; flaky_hit says whether one did. With torn, a failing create,
+ * flaky_arm(io, n) lets the nth operation from here on fail, 0 none; flaky_disarm says whether one did. With torn, a failing create,
  * put or finish has taken effect all the same, as a lost answer does.
  */
 #ifndef FLAKY_IO_H
