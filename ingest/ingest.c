@@ -315,23 +315,12 @@ static int run(struct run *r, const char *const *sources, size_t n, struct larde
     return rc ? rc : commit(r, err);
 }
 
-static int check(const struct larder_ingest_options *o, size_t n_sources, struct larder_error *err)
-{
-    if (n_sources == 0)
-        return err_set(err, LARDER_EINVAL, "no source to ingest");
-    if (o->compression < LARDER_COMPRESS_NONE || o->compression > LARDER_COMPRESS_ZSTD_DICT || o->level < 0 || o->level > 19)
-        return err_set(err, LARDER_EINVAL, "compression %d level %d is not known", o->compression, o->level);
-    return LARDER_OK;
-}
-
 int ingest_run(const char *const *sources, size_t n_sources, struct store_io *io, const struct larder_ingest_options *o,
                struct larder_ingest_report *out, struct larder_error *err)
 {
     struct run r = {.o = o, .io = io};
     struct larder_error why; /* err may be NULL, and messages are built upon here */
-    int rc = check(o, n_sources, &why);
-    if (!rc)
-        rc = shard_size_option(o->shard_size, &r.pack.shard_size, &why);
+    int rc = shard_size_option(o->shard_size, &r.pack.shard_size, &why);
     notes_init(&r.notes, o);
     r.pack.params.level = o->level ? o->level : 3;
     if (!rc && !(rc = start_open(io, o->restart, &r.start, &why))) {

@@ -8,7 +8,7 @@
 #include "store/store.h"
 #include "tiers/tiers.h"
 
-/* larder_ingest_run over an io: same contract. */
+/* larder_ingest_run over an io: same contract; who calls has checked the arguments (loader/api.c). */
 int ingest_run(const char *const *sources, size_t n_sources, struct store_io *io, const struct larder_ingest_options *o,
                struct larder_ingest_report *report, struct larder_error *err);
 

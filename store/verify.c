@@ -409,9 +409,6 @@ int store_verify(struct store_io *io, const struct larder_verify_options *o, str
 {
     struct verify v = {.io = io, .o = o, .lock = PTHREAD_MUTEX_INITIALIZER};
     struct larder_error why = {.code = LARDER_OK};
-    if (o->subset_t && (o->subset_n < 1 || o->subset_n > o->subset_t))
-        return err_set(err, LARDER_EINVAL, "subset %llu/%llu: part n of t with 1 <= n <= t", (unsigned long long)o->subset_n,
-                       (unsigned long long)o->subset_t);
     int rc = store_open(io, &(struct store_options){.generation = o->generation}, &v.store, &why);
     if (rc == LARDER_ECORRUPT)
         damage_file(&v, "manifests", why.message);

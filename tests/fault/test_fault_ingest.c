@@ -8,17 +8,6 @@
 #include "tests/fault/fault.h"
 #include "tests/unit/ingest_tests.h"
 
-static int open_fds(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 static char *source, *archive;
 static uint64_t want_dir, want_tar;
 

@@ -7,7 +7,6 @@
  */
 #include "tests/unit/test.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 
 #include "store/base/base.h"
@@ -16,17 +15,6 @@
 enum { LEN = 300000 };
 
 static uint8_t content[LEN], other[LEN];
-
-static int open_fds(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
 
 static int read_back(struct store_io *io, const char *name, struct buf *out, struct larder_error *err)
 {

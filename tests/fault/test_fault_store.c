@@ -45,17 +45,6 @@ static void shell(const char *fmt, ...)
     }
 }
 
-static int open_fds(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 /* ---- the operations ---- */
 
 static int add_range(const char *dir, uint64_t first, uint64_t end, bool append, struct larder_error *err)

@@ -8,16 +8,6 @@
 
 enum { RECORDS = 40 };
 
-static int open_fds(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 /* Reads the records once blocking and once through a queue; *right: all bytes were. */
 static int read_all(struct tiers *t, const struct files *f, void *memory, struct larder_error *err, bool *right)
 {
