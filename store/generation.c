@@ -459,7 +459,8 @@ static int rewrite_shard(struct gen *g, struct drops *d, struct larder_error *er
     if (rc || (rc = shard_inspect(g->io, old->name, &info, NULL, err)))
         return rc;
     struct swap s = {.at = d->shard};
-    struct shard_params p = {.meta = g->meta, .unit = old->unit, .sub = old->sub, .revision = info.revision + 1};
+    struct shard_params p = {.meta = g->meta, .unit = old->unit, .sub = old->sub, .revision = info.revision + 1,
+                             .generation = info.generation};
     memcpy(p.session, info.session, sizeof(p.session));
     shard_info_release(&info);
     if (old->dict_id && (rc = footer_section(&footer, SECTION_DICT, &dict, err)))

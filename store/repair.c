@@ -406,6 +406,7 @@ static int salvage(struct repair *p, struct candidate *c, struct manifest *m, st
     if (!(got = shard_inspect(p->io, c->ref.name, &info, NULL, &why))) {
         memcpy(params.session, info.session, 8);
         params.revision = info.revision + 1;
+        params.generation = info.generation; /* its place in the order stays */
         shard_info_release(&info);
     } else if (!is_damage(got)) {
         return err_set(err, got, "%s", why.message);

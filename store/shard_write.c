@@ -82,7 +82,7 @@ static int set_up(struct shard_writer *w, const struct shard_params *p, struct l
     w->header.revision = p->revision;
     w->header.sub = p->sub;
     w->header.unit = p->unit;
-    w->header.generation = m->generation;
+    w->header.generation = p->generation ? p->generation : m->generation;
     w->header.created_s = now_wall_s();
     memcpy(w->header.uuid, m->uuid, 16);
     memcpy(w->header.family, manifest_family(m), 16);

@@ -103,6 +103,7 @@ struct shard_params {
     const struct manifest *meta;  /* uuid, lineage, generation, schema, classes, compression: borrowed while writing */
     uint8_t session[8];           /* the same for all shards of one ingest, resumed ones too */
     uint64_t unit; uint32_t sub, revision;
+    uint64_t generation;          /* of the shard that this one is a revision of; 0: meta's */
     int level;
     const void *dict; size_t dict_len; /* zstd-dict: borrowed; kept in the shard */
 };
