@@ -60,14 +60,8 @@ static int put_line(struct journal *j, struct json *line, int rc, struct larder_
         return rc;
     if (j->size + text.len > JOURNAL_MAX)
         return err_set(err, LARDER_EINVAL, "the journal grows beyond 1 GiB: use larger shards");
-    for (size_t done = 0; done < text.len;) {
-        ssize_t n = pwrite(j->session.fd, text.data + done, text.len - done, (off_t)(j->size + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return err_sys(err, LARDER_EIO, n ? errno : ENOSPC, "%s/journal: cannot be written", j->session.root);
-        done += (size_t)n;
-    }
+    if (write_fully(j->session.fd, text.data, text.len, j->size))
+        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be written", j->session.root);
     if (fdatasync(j->session.fd))
         return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be written to disk", j->session.root);
     j->size += text.len;
@@ -329,17 +323,13 @@ static int read_file(struct journal *j, struct buf *text, struct larder_error *e
     if ((uint64_t)st.st_size > JOURNAL_MAX)
         return err_set(err, LARDER_ECORRUPT, "%s/journal: larger than 1 GiB: no journal; remove it", j->session.root);
     int rc = buf_reserve(text, (size_t)st.st_size, err);
-    while (!rc && text->len < (size_t)st.st_size) {
-        ssize_t n = pread(j->session.fd, text->data + text->len, (size_t)st.st_size - text->len, (off_t)text->len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", j->session.root);
-        if (n == 0)
-            break;
-        text->len += (size_t)n;
-    }
-    return rc;
+    if (rc)
+        return rc;
+    ssize_t n = read_fully(j->session.fd, text->data, (size_t)st.st_size, 0);
+    if (n < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", j->session.root);
+    text->len = (size_t)n;
+    return LARDER_OK;
 }
 
 static int truncate_to(struct journal *j, uint64_t size, struct larder_error *err)

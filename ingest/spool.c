@@ -23,15 +23,9 @@ void spool_init(struct spool *s, const char *dir, size_t budget)
 
 static int flush(struct spool *s, struct larder_error *err)
 {
-    for (size_t done = 0; done < s->tail.len;) {
-        ssize_t n = pwrite(s->fd, s->tail.data + done, s->tail.len - done, (off_t)s->flushed);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return err_sys(err, LARDER_EIO, n ? errno : ENOSPC, "%s: writing a temporary file", s->dir);
-        done += (size_t)n;
-        s->flushed += (size_t)n;
-    }
+    if (write_fully(s->fd, s->tail.data, s->tail.len, s->flushed))
+        return err_sys(err, LARDER_EIO, errno, "%s: writing a temporary file", s->dir);
+    s->flushed += s->tail.len;
     s->tail.len = 0;
     return LARDER_OK;
 }
@@ -75,17 +69,10 @@ int spool_read(const struct spool *s, uint64_t offset, void *out, size_t len, si
         memcpy(out, s->mem + offset, *got);
         return LARDER_OK;
     }
-    *got = 0;
-    while (*got < len && s->fd >= 0) {
-        ssize_t n = pread(s->fd, (uint8_t *)out + *got, len - *got, (off_t)(offset - s->mem_len + *got));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_sys(err, LARDER_EIO, errno, "%s: reading a temporary file", s->dir);
-        if (n == 0)
-            break;
-        *got += (size_t)n;
-    }
+    ssize_t n = s->fd < 0 ? 0 : read_fully(s->fd, out, len, offset - s->mem_len);
+    if (n < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s: reading a temporary file", s->dir);
+    *got = (size_t)n;
     return LARDER_OK;
 }
 

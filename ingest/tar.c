@@ -228,19 +228,11 @@ static int check_end(struct tar_cursor *c, struct larder_error *err)
     uint8_t block[BLOCK];
     if (c->gzip || archive_filter_code(c->a, 0) != ARCHIVE_FILTER_NONE)
         return LARDER_END;
-    size_t got = 0;
-    while (got < BLOCK && c->file->size >= BLOCK) {
-        ssize_t n = pread(c->fd, block + got, BLOCK - got, (off_t)(c->file->size - BLOCK + got));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_sys(err, LARDER_EIO, errno, "%.120s: cannot be read", c->file->path);
-        if (n == 0)
-            break;
-        got += (size_t)n;
-    }
+    ssize_t got = c->file->size < BLOCK ? 0 : read_fully(c->fd, block, BLOCK, c->file->size - BLOCK);
+    if (got < 0)
+        return err_sys(err, LARDER_EIO, errno, "%.120s: cannot be read", c->file->path);
     bool zero = got == BLOCK;
-    for (size_t i = 0; zero && i < got; i++)
+    for (size_t i = 0; zero && i < BLOCK; i++)
         zero = block[i] == 0;
     if (zero)
         return LARDER_END;

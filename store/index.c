@@ -137,15 +137,13 @@ static int file_sum(const char *path, bool flush, uint64_t *size, uint32_t *crc,
     if (!buf)
         return err_nomem(err, cap, "checking an index file");
     for (;;) {
-        ssize_t n = pread(fd, buf, cap, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
+        ssize_t n = read_fully(fd, buf, cap, at);
         if (n < 0)
             return err_sys(err, LARDER_EIO, errno, "%s: read at %llu", path, (unsigned long long)at);
-        if (n == 0)
-            break;
         sum = crc32c(sum, buf, (size_t)n);
         at += (uint64_t)n;
+        if ((size_t)n < cap)
+            break;
     }
     if (flush && fsync(fd))
         return err_sys(err, LARDER_EIO, errno, "%s: fsync", path);
@@ -808,7 +806,7 @@ static int current_manifest(const struct build *b, char name[64], struct larder_
     if (rc)
         return rc;
     AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : pread(fd, name, 63, 0);
+    ssize_t n = fd < 0 ? -1 : read_fully(fd, name, 63, 0);
     if (n < 0)
         return err_sys(err, LARDER_EIO, errno, "%s: read", path);
     name[n] = 0;

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
 
 #include "loader/larder.h"
 
@@ -188,6 +189,10 @@ static inline void io_close(struct store_io *io) { if (io) io->ops->close(io); }
 int io_read_all(struct store_io *io, const char *name, size_t max, struct buf *out, struct larder_error *err);
 int io_read(struct store_io *io, const char *name, uint64_t offset, void *buf, size_t len, struct larder_error *err);
 
+/* pread and pwrite that go on after a signal or a short transfer. read_fully: bytes read, less than len at the end of the file
+ * only; -1 and errno. write_fully: 0, or -1 and errno. */
+ssize_t read_fully(int fd, void *data, size_t len, uint64_t offset);
+int write_fully(int fd, const void *data, size_t len, uint64_t offset);
 /* Opens a file in folder dir, to write and read, that vanishes with its descriptor. A descriptor, or an error code (negative). */
 int unnamed_file(const char *dir, struct larder_error *err);
 

@@ -266,19 +266,10 @@ static void sort_block(struct extsort *s)
 
 static int write_at_end(struct extsort *s, const uint8_t *data, size_t len, struct larder_error *err)
 {
-    while (len) {
-        ssize_t n = pwrite(s->fd, data, len, (off_t)s->file_end);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return err_sys(err, LARDER_EIO, n < 0 ? errno : ENOSPC,
-                           "writing %zu bytes at %llu of the temporary file for sorting in %s", len,
-                           (unsigned long long)s->file_end, s->dir);
-        data += n;
-        len -= (size_t)n;
-        s->file_end += (uint64_t)n;
-    }
+    if (write_fully(s->fd, data, len, s->file_end))
+        return err_sys(err, LARDER_EIO, errno, "writing %zu bytes at %llu of the temporary file for sorting in %s", len,
+                       (unsigned long long)s->file_end, s->dir);
+    s->file_end += len;
     return LARDER_OK;
 }
 
@@ -366,21 +357,14 @@ static int refill(struct extsort *s, struct reader *r, struct larder_error *err)
     r->len = left;
     room = s->buffer_bytes - left;
     want = r->end - r->at < room ? (size_t)(r->end - r->at) : room;
-    while (want) {
-        ssize_t n = pread(s->fd, r->buf + r->len, want, (off_t)r->at);
+    ssize_t n = read_fully(s->fd, r->buf + r->len, want, r->at);
 
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return err_sys(err, LARDER_EIO, errno, "reading the temporary file for sorting in %s at %llu", s->dir,
-                           (unsigned long long)r->at);
-        if (n == 0)
-            return read_ended(s, r, err);
-        r->at += (uint64_t)n;
-        r->len += (size_t)n;
-        want -= (size_t)n;
-    }
-    return LARDER_OK;
+    if (n < 0)
+        return err_sys(err, LARDER_EIO, errno, "reading the temporary file for sorting in %s at %llu", s->dir,
+                       (unsigned long long)r->at);
+    r->at += (uint64_t)n;
+    r->len += (size_t)n;
+    return (size_t)n < want ? read_ended(s, r, err) : LARDER_OK;
 }
 
 static bool item_whole(const struct reader *r)

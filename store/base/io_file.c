@@ -168,17 +168,10 @@ static int read_range(struct io_file *f, const struct store_range *r, int fd, st
 {
     if (r->offset > INT64_MAX || r->len > INT64_MAX - r->offset)
         return ends_early(r, fd, err);
-    for (size_t done = 0; done < r->len;) {
-        ssize_t n = pread(fd, (uint8_t *)r->buf + done, r->len - done, (off_t)(r->offset + done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return io_failed(f->path, r->name, errno, "read", err);
-        if (n == 0)
-            return ends_early(r, fd, err);
-        done += (size_t)n;
-    }
-    return LARDER_OK;
+    ssize_t n = read_fully(fd, r->buf, r->len, r->offset);
+    if (n < 0)
+        return io_failed(f->path, r->name, errno, "read", err);
+    return (size_t)n < r->len ? ends_early(r, fd, err) : LARDER_OK;
 }
 
 /* Asks the kernel for all ranges at once; the reads that follow then wait for them side by side. */

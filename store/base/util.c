@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * util.c - small things that every layer needs: guards, arrays, clocks, random bytes, unnamed files, hexadecimal, dataset
+ * util.c - small things that every layer needs: guards, arrays, clocks, random bytes, whole reads and writes, unnamed files, hexadecimal, dataset
  * URIs.
  *
  * No state: any thread.
@@ -77,6 +77,38 @@ void *bytes_dup(const void *data, size_t len)
         memcpy(copy, data, len);
     copy[len] = 0;
     return copy;
+}
+
+ssize_t read_fully(int fd, void *data, size_t len, uint64_t offset)
+{
+    size_t done = 0;
+
+    while (done < len) {
+        ssize_t n = pread(fd, (uint8_t *)data + done, len - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -1;
+        if (n == 0)
+            break;
+        done += (size_t)n;
+    }
+    return (ssize_t)done;
+}
+
+int write_fully(int fd, const void *data, size_t len, uint64_t offset)
+{
+    for (size_t done = 0; done < len;) {
+        ssize_t n = pwrite(fd, (const uint8_t *)data + done, len - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n == 0)
+            errno = ENOSPC;
+        if (n <= 0)
+            return -1;
+        done += (size_t)n;
+    }
+    return 0;
 }
 
 int unnamed_file(const char *dir, struct larder_error *err)

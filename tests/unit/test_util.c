@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <time.h>
@@ -221,6 +222,25 @@ TEST(unnamed_files_leave_no_name)
     CHECK(rmdir(dir) == 0 && mkdir(dir, 0700) == 0); /* it was empty */
     close(fd);
     CHECK_ERR(unnamed_file("/nonexistent/folder", &err), LARDER_EIO, &err);
+}
+
+TEST(whole_reads_and_writes)
+{
+    struct larder_error err;
+    char back[16] = "";
+    AUTO_FD int fd = unnamed_file(tmp_dir(), &err);
+    AUTO_FD int none = open("/dev/full", O_RDWR);
+
+    CHECK_EQ(write_fully(fd, "0123456789", 10, 3), 0);
+    CHECK_EQ(read_fully(fd, back, 5, 3), 5);
+    CHECK_STR(back, "01234");
+    CHECK_EQ(read_fully(fd, back, 16, 10), 3); /* the end of the file */
+    CHECK_EQ(memcmp(back, "789", 3), 0);
+    CHECK_EQ(read_fully(fd, back, 1, 100), 0);
+    CHECK_EQ(write_fully(none, "x", 1, 0), -1);
+    CHECK_EQ(errno, ENOSPC);
+    CHECK_EQ(read_fully(-1, back, 1, 0), -1);
+    CHECK_EQ(errno, EBADF);
 }
 
 TEST_MAIN();
