@@ -303,6 +303,16 @@ static int make_room(struct export *x, size_t bytes, struct larder_error *err)
     return LARDER_OK;
 }
 
+static int progress(struct export *x, bool at_once, struct larder_error *err)
+{
+    uint64_t now = now_ns();
+    if (!x->o->progress || (!at_once && now - x->last_ns < PROGRESS_EVERY_NS))
+        return LARDER_OK;
+    x->last_ns = now;
+    struct larder_progress p = {"export", x->report->samples, x->total, x->report->bytes, 0};
+    return x->o->progress(x->o->user, &p) ? err_set(err, LARDER_ECANCELED, "export: stopped by the caller") : LARDER_OK;
+}
+
 /* Reads and writes up to *n samples from `first`; *n becomes how many fitted the budget. */
 static int batch(struct export *x, uint64_t first, size_t *n, struct larder_error *err)
 {
@@ -318,18 +328,9 @@ static int batch(struct export *x, uint64_t first, size_t *n, struct larder_erro
     if (!rc)
         rc = tiers_read(x->t, x->fetch, x->memory, err);
     for (size_t i = 0; !rc && i < *n; i++)
-        rc = put_sample(x, first + i, i, err);
+        if (!(rc = put_sample(x, first + i, i, err)))
+            rc = progress(x, false, err); /* after each: compressing may take seconds */
     return rc;
-}
-
-static int progress(struct export *x, bool at_once, struct larder_error *err)
-{
-    uint64_t now = now_ns();
-    if (!x->o->progress || (!at_once && now - x->last_ns < PROGRESS_EVERY_NS))
-        return LARDER_OK;
-    x->last_ns = now;
-    struct larder_progress p = {"export", x->report->samples, x->total, x->report->bytes, 0};
-    return x->o->progress(x->o->user, &p) ? err_set(err, LARDER_ECANCELED, "export: stopped by the caller") : LARDER_OK;
 }
 
 static int run(struct export *x, const char *dest, struct larder_error *err)
@@ -345,8 +346,7 @@ static int run(struct export *x, const char *dest, struct larder_error *err)
         rc = x->tar ? tar_sink_open(dest, &x->sink, err) : dir_sink_open(dest, &x->sink, err);
     for (uint64_t done = 0; !rc && done < x->total;) {
         size_t n = (size_t)MIN(x->total - done, (uint64_t)BATCH_SAMPLES);
-        if (!(rc = batch(x, x->o->first + done, &n, err)))
-            rc = progress(x, false, err);
+        rc = batch(x, x->o->first + done, &n, err);
         done += n;
     }
     if (!rc)

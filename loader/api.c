@@ -10,6 +10,7 @@
  */
 #include "loader/loader_int.h"
 
+#include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -118,7 +119,7 @@ static int place_open(const char *uri, bool create, struct place *p, struct lard
         return rc;
     p->made = create && lstat(p->path, &st) != 0;
     rc = io_file_open(p->path, create, 0, &p->io, err);
-    if (rc == LARDER_ENOTFOUND)
+    if (rc == LARDER_ENOTFOUND && !create && stat(p->path, &st) != 0 && errno == ENOENT)
         rc = no_dataset(p->path, err);
     if (rc)
         place_undo(p);

@@ -117,7 +117,7 @@ const char *larder_type_name(int type);
  * are kept in each record and again as columns, so that the labels of a whole dataset are read without
  * touching a payload. */
 struct larder_field {
-    const char *name; /* 1..255 bytes of UTF-8 without control characters; unique. Borrowed. */
+    const char *name; /* 1..255 bytes of UTF-8 without control characters and '/'; unique. Borrowed. */
     int type;         /* enum larder_type */
     /* LARDER_NDARRAY only, else NULL, 0, NULL: */
     const char *dtype;    /* numpy's name: "bool" "int8".."int64" "uint8".."uint64" "float16" "bfloat16" "float32"

@@ -122,12 +122,13 @@ static int damaged(int rc, struct larder_error *err)
 int generation_load(struct store_io *io, uint64_t generation, struct manifest *m, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
+    const char *root = io->ops->local_root(io);
     char path[64];
     *m = (struct manifest){.generation = 0};
     manifest_path(generation, path);
     int rc = io_read_all(io, path, MANIFEST_MAX, &text, err);
     if (rc == LARDER_ENOTFOUND)
-        return err_set(err, rc, "no generation %llu here", (unsigned long long)generation);
+        return err_set(err, rc, "%.150s%sno generation %llu here", root ? root : "", root ? ": " : "", (unsigned long long)generation);
     if (rc || (rc = manifest_decode(text.data, text.len, path, m, err)))
         return rc == LARDER_ECORRUPT ? damaged(rc, err) : rc;
     if (m->generation == generation)

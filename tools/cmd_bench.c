@@ -204,7 +204,7 @@ static int parse(struct tool *t, struct bench *b)
                 option_bad(t, "raw; this version delivers images as they are stored and decodes none");
             break;
         case QUEUE_DEPTH: option_unsigned(t, 1, 4096, &b->loader.queue_depth); break;
-        case STAGING: option_size(t, 1, SIZE_MAX / 2, &staging); break;
+        case STAGING: option_size(t, 4096, SIZE_MAX / 2, &staging); break;
         case DIRECT: option_choice(t, directs, &b->dataset.direct); break;
         case COMPUTE_MS: option_ms(t, &b->compute_ns); break;
         case JSON: t->json = 1; break;

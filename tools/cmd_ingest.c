@@ -44,7 +44,7 @@ static int parse(struct tool *t, struct larder_ingest_options *o)
     while ((row = options_next(t, 2, 0)) >= 0)
         switch (row) {
         case FORMAT: option_choice(t, formats, &format); break;
-        case SHARD_SIZE: option_size(t, 1, UINT64_MAX / 2, &o->shard_size); break;
+        case SHARD_SIZE: option_size(t, 1, 4ull << 30, &o->shard_size); break;
         case COMPRESS: option_compress(t, &o->compression, &o->level); break;
         case WORKERS: option_unsigned(t, 1, 1024, &o->workers); break;
         case FIELDS: o->fields = t->value; break;

@@ -392,6 +392,7 @@ int main(int argc, char **argv)
     struct tool t = {.argc = argc - 1, .argv = argv + 1};
 
     fill_standard_fds();
+    signal(SIGXFSZ, SIG_IGN); /* a file too large is an error that is told, EFBIG */
     progress_init(&t.progress, stderr, 1);
     return close_stdout(&t, run(&t));
 }

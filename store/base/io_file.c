@@ -416,11 +416,11 @@ static int make_root(const char *path, struct larder_error *err)
         char saved = *end;
         *end = '\0';
         struct stat st;
-        int rc = LARDER_OK;
-        if (mkdir(p, 0777) == 0)
+        int sys_errno = mkdir(p, 0777) == 0 ? 0 : errno, rc = LARDER_OK;
+        if (sys_errno == 0)
             rc = sync_parent(p, err);
-        else if (errno != EEXIST && stat(p, &st) != 0) /* EACCES, EROFS of a folder that is there are no matter */
-            rc = io_failed(p, "", errno, "make the folder", err);
+        else if (sys_errno != EEXIST && stat(p, &st) != 0) /* EACCES, EROFS of a folder that is there are no matter */
+            rc = io_failed(p, "", sys_errno, "make the folder", err);
         if (rc)
             return rc;
         *end = saved;

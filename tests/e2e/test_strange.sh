@@ -42,4 +42,26 @@ VERIFIED"
     has out '1 shard lost'
     ok larder verify $x
 done
+# places where no dataset can be made say why
+echo text >file
+run larder ingest src file
+rc_is 1
+err_is "larder ingest: file: not a folder, name the folder of a dataset: Not a directory"
+run larder ingest src /proc/nowhere
+rc_is 1
+err_is "larder ingest: /proc/nowhere: cannot make the folder: No such file or directory"
+run larder info d --generation 9
+rc_is 1
+err_is "larder info: d: no generation 9 here"
+if [ "$(id -u)" -eq 0 ] && setpriv --reuid=65534 --clear-groups test -x "$LARDER" 2>/dev/null; then
+    chmod 755 "$tmp" "$tmp/work"
+    run setpriv --reuid=65534 --clear-groups "$LARDER" ingest src "$tmp/work/denied"
+    rc_is 1
+    err_is "larder ingest: denied: cannot make the folder (give this user the right to it): Permission denied"
+fi
+
+# a limit on file sizes is an error, not a signal
+run bash -c 'ulimit -f 1; "$LARDER" ingest src limited --quiet'
+rc_is 1
+has err '^larder ingest: .*File too large'
 echo "test_strange: ok"

@@ -85,6 +85,8 @@ wrong "larder ls: --count: 'x' is not a whole number; see 'larder ls --help'" ls
 wrong "larder ls: --first: '-1' is not a whole number; see 'larder ls --help'" ls d --first -1
 wrong "larder ingest: --shard-size: '64X' is not a size such as 64MiB, 8GB or 4096; see 'larder ingest --help'" \
     ingest a b --shard-size 64X
+wrong "larder ingest: --shard-size: 5GiB is out of range, 1 to 4294967296 bytes are allowed; see 'larder ingest --help'" \
+    ingest a b --shard-size 5GiB
 wrong "larder ingest: --order: 'random' is not shuffled or source; see 'larder ingest --help'" ingest a b --order random
 wrong "larder ingest: --compress: 'zstd:99' is not none, zstd, zstd:LEVEL, zstd-dict or zstd-dict:LEVEL with a level of 1 to 19; see 'larder ingest --help'" \
     ingest a b --compress zstd:99
