@@ -26,7 +26,7 @@ cleanup() {
     local p
     p=$(jobs -p) && [ -n "$p" ] && kill -9 $p 2>/dev/null && wait 2>/dev/null
     umount "$mnt" 2>/dev/null || umount -l "$mnt" 2>/dev/null
-    rm -rf "$top"
+    rm -rf --one-file-system "$top"
 }
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP
