@@ -20,6 +20,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -163,6 +164,16 @@ static void close_entry(struct fd_cache *c, struct fd_entry *e)
 
 /* ---- the door ---- */
 
+/* A quarter of the descriptors that the process may have: the key index and the reading of shards need theirs. */
+static unsigned within_limit(unsigned max)
+{
+    struct rlimit limit;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur == RLIM_INFINITY)
+        return max;
+    return (unsigned)MAX(MIN((rlim_t)max, limit.rlim_cur / 4), (rlim_t)1);
+}
+
 int fd_cache_new(int root, const char *root_path, unsigned max, struct fd_cache **out, struct larder_error *err)
 {
     struct fd_cache *c = calloc(1, sizeof(*c));
@@ -171,7 +182,7 @@ int fd_cache_new(int root, const char *root_path, unsigned max, struct fd_cache 
         return err_nomem(err, sizeof(*c), "descriptor cache");
     c->root = root;
     c->root_path = root_path;
-    c->max = max ? max : 64;
+    c->max = within_limit(max ? max : 64);
     c->n_buckets = 64;
     while (c->n_buckets < c->max && c->n_buckets < 65536)
         c->n_buckets *= 2;

@@ -64,4 +64,11 @@ fi
 run bash -c 'ulimit -f 1; "$LARDER" ingest src limited --quiet'
 rc_is 1
 has err '^larder ingest: .*File too large'
+# few descriptors are enough, however many shards there are
+mkdir wide wide/x
+for i in {1..60}; do echo "$i" >wide/x/$i.txt; done
+for verb in "ingest wide few --shard-size 1 --workers 2" "verify few" "bench few" "get few x/7" "export few out" "repair few"; do
+    run bash -c "ulimit -n 40; exec \"\$LARDER\" $verb"
+    rc_is 0
+done
 echo "test_strange: ok"
