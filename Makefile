@@ -153,7 +153,7 @@ RUN = BUILD=$(abspath $(BUILD)) LARDER=$(abspath $(BUILD))/larder PYTHON=$(PYTHO
 	FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh
 # -j for what we start, unless make was started with -j and shares its slots.
 J = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
-SUITES := lint unit model fault crash e2e fuzz-smoke
+SUITES := lint unit model fault crash e2e fuzz-smoke sanitize-unit
 
 ## check: everything a change must pass: deps, build, all suites; the last line counts
 check: deps-check
@@ -177,6 +177,9 @@ sanitize:
 	@for s in $(SANITIZE); do echo "== $$s"; \
 		$(MAKE) --no-print-directory $(J) MODE=$${s%%.*} BUILD=build/$${s%%.*} $${s#*.} || rc=1; \
 	done; exit $${rc:-0}
+## sanitize-unit: the unit tests under ASan+UBSan and under TSan (part of check)
+sanitize-unit:
+	@$(MAKE) --no-print-directory sanitize SANITIZE="asan.unit tsan.unit"
 
 export ASAN_OPTIONS ?= detect_stack_use_after_return=1:strict_string_checks=1
 export UBSAN_OPTIONS ?= print_stacktrace=1
@@ -276,5 +279,5 @@ help:
 	@echo "settings: MODE=release|debug|asan|tsan|cov ($(MODE))  V=1  BUILD=$(BUILD)  CC=$(CC)  CFLAGS=  LDFLAGS=  PREFIX=$(PREFIX)"
 	@echo "          DEPS_PREFIX=folder of the dependencies (include/, lib/, lib/pkgconfig), for example a conda environment"
 
-.PHONY: all lib tools check unit model fault crash e2e sanitize fuzz fuzz-smoke fuzz-run lint cov bench demo deps \
+.PHONY: all lib tools check unit model fault crash e2e sanitize sanitize-unit fuzz fuzz-smoke fuzz-run lint cov bench demo deps \
 	deps-check install uninstall dist format clean help
