@@ -53,7 +53,7 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
-DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev
+DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)

@@ -61,6 +61,8 @@ has out "  $data\$"
 [ "$(sed 's/data_hash$/&       /' "$tmp/out" | awk '{print length}' | sort -u | wc -l)" -eq 1 ] || fail "columns do not line up"
 
 run larder bench d --staging 1
+rc_is 2
+run larder bench d --staging 4096 # a size, but no batch fits
 rc_is 1
 has err '^larder bench: '
 echo "test_bench: ok"
