@@ -359,11 +359,14 @@ static int run(struct export *x, const char *dest, struct larder_error *err)
     return rc;
 }
 
-static int check(struct export *x, struct larder_error *err)
+static int check(struct export *x, const char *dest, struct larder_error *err)
 {
     const struct larder_export_options *o = x->o;
     if (o->format && strcmp(o->format, "dir") && strcmp(o->format, "tar"))
         return err_set(err, LARDER_EINVAL, "format '%.40s' is not known; there are dir and tar", o->format);
+    if (!o->format && !tar_name_like(dest) && strcasestr(dest, ".tar."))
+        return err_set(err, LARDER_EINVAL, "%.120s: a tar is written as .tar, .tar.gz, .tar.zst or .tar.xz (--format dir makes a folder "
+                       "of this name)", dest);
     if (o->first >= x->m->samples || o->count > x->m->samples - o->first)
         return err_set(err, LARDER_ENOTFOUND, "samples from %llu on, %llu of them: the dataset has %llu", (unsigned long long)o->first,
                        (unsigned long long)o->count, (unsigned long long)x->m->samples);
@@ -376,7 +379,7 @@ int export_run(struct store *s, struct tiers *t, const char *dest, const struct 
 {
     struct larder_export_report mine = {.struct_size = sizeof(mine)};
     struct export x = {.s = s, .t = t, .m = store_manifest(s), .o = o, .report = &mine, .ext_text = BUF_INIT, .name = BUF_INIT};
-    int rc = check(&x, err);
+    int rc = check(&x, dest, err);
     x.tar = o->format ? !strcmp(o->format, "tar") : tar_name_like(dest);
     if (!rc)
         rc = run(&x, dest, err);

@@ -267,6 +267,10 @@ static int commit(struct run *r, struct larder_error *err)
         rc = notes_progress(&r->notes, &p, true, err);
     if (!rc)
         rc = session_index(r->io, &r->start.journal, m, r->first_new, &policy, &r->dropped, err);
+    if (rc == LARDER_EEXIST) {
+        struct larder_error why = *err;
+        return err_set(err, rc, "%s; --on-error skip keeps the first", why.message);
+    }
     if (!rc && m->n_shards == r->first_new) /* all duplicates */
         return nothing_added(r, err);
     if (!rc)

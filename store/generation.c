@@ -111,7 +111,7 @@ static int duplicate(struct merge *m, const void *key, size_t len, uint64_t firs
     unsigned long long slot_a = first - g->shards[a].base, slot_b = later - g->shards[b].base;
     if (!m->drops)
         return err_set(err, LARDER_EEXIST,
-                       "duplicate key '%s': samples at shard %s slot %llu and shard %s slot %llu; --on-error skip keeps the first",
+                       "duplicate key '%s': samples at shard %s slot %llu and shard %s slot %llu",
                        key_text(key, len, text), g->shards[a].name, slot_a, g->shards[b].name, slot_b);
     m->dropped++;
     if (g->policy->notice) {

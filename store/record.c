@@ -75,60 +75,81 @@ static int check_values(const struct schema *s, const struct larder_value *value
     return LARDER_OK;
 }
 
-/* Lays the packed part behind the head: compressed when that saves 5%. */
+/* All packed values back to back: a lone one where it lies, several gathered in tmp. */
+static int gather(const struct schema *s, const struct larder_value *values, uint64_t packed, struct buf *tmp, const void **src,
+                  struct larder_error *err)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (values[i].data && !type_is_media(s->fields[i].type) && values[i].len == packed) {
+            *src = values[i].data;
+            return LARDER_OK;
+        }
+    int rc = buf_reserve(tmp, packed, err);
+    for (uint32_t i = 0; !rc && i < s->n; i++)
+        if (values[i].data && !type_is_media(s->fields[i].type)) {
+            memcpy(tmp->data + tmp->len, values[i].data, values[i].len);
+            tmp->len += values[i].len;
+        }
+    *src = tmp->data;
+    return rc;
+}
+
+/* Lays the packed part behind the head when compressing it saves 5%; else it stays with the caller. */
 static int pack(const struct schema *s, const struct larder_value *values, uint64_t packed, struct zcomp *comp, uint8_t codec,
                 struct buf *front, struct buf *tmp, struct record_parts *parts, struct larder_error *err)
 {
-    struct buf *raw = comp && packed >= 16 ? tmp : front;
-    int rc = buf_reserve(raw, packed, err);
-    if (rc)
-        return rc;
-    size_t start = raw->len;
-    for (uint32_t i = 0; i < s->n; i++)
-        if (values[i].data && !type_is_media(s->fields[i].type)) {
-            memcpy(raw->data + raw->len, values[i].data, values[i].len);
-            raw->len += values[i].len;
-        }
-    parts->codec = CODEC_NONE;
-    if (raw == front)
-        return LARDER_OK;
+    const void *src;
     size_t out_len = 0, cap = zcomp_bound(packed);
-    if ((rc = buf_reserve(front, MAX(cap, packed), err)) ||
-        (rc = zcomp_run(comp, tmp->data + start, packed, front->data + front->len, cap, &out_len, err)))
+    parts->codec = CODEC_NONE;
+    parts->packed_apart = true;
+    if (!comp || packed < 16)
+        return LARDER_OK;
+    int rc = gather(s, values, packed, tmp, &src, err);
+    if (rc || (rc = buf_reserve(front, cap, err)) ||
+        (rc = zcomp_run(comp, src, packed, front->data + front->len, cap, &out_len, err)))
         return rc;
     if (out_len <= packed - packed / 20 && out_len < packed) {
         parts->codec = codec;
+        parts->packed_apart = false;
         front->len += out_len;
-    } else {
-        memcpy(front->data + front->len, tmp->data + start, packed);
-        front->len += packed;
     }
     return LARDER_OK;
 }
 
-/* CRC of the record as stored, and the per-field ones where the head has them. */
-static void checksum(const struct schema *s, const struct larder_value *values, struct buf *front, uint32_t head_len,
-                     bool field_crcs, struct record_parts *parts)
+/* crc continued over the packed or the media values, where the caller has them. */
+static uint32_t crc_values(const struct schema *s, const struct larder_value *values, bool media, uint32_t crc)
 {
-    uint8_t *head = front->data;
-    if (field_crcs) {
-        uint8_t *crcs = head + head_short(s);
-        for (uint32_t i = 0; i < s->n; i++) {
-            bool media = values[i].data && type_is_media(s->fields[i].type);
-            put_u32(crcs + 4 * i, media ? crc32c(0, values[i].data, values[i].len) : 0);
-        }
-        put_u32(crcs + 4 * s->n, crc32c(0, head + head_len, front->len - head_len));
-        put_u32(head + head_len - 4, crc32c(0, head, head_len - 4));
-    }
+    for (uint32_t i = 0; i < s->n; i++)
+        if (values[i].data && type_is_media(s->fields[i].type) == media)
+            crc = crc32c(crc, values[i].data, values[i].len);
+    return crc;
+}
+
+/* CRC of the record as stored: each byte is read once. */
+static void checksum(const struct schema *s, const struct larder_value *values, const struct buf *front, struct record_parts *parts)
+{
     parts->crc = crc32c(0, front->data, front->len);
+    if (parts->packed_apart)
+        parts->crc = crc_values(s, values, false, parts->crc);
+    parts->crc = crc_values(s, values, true, parts->crc);
+}
+
+/* The same, with a CRC a field put into the head first. */
+static void checksum_fields(const struct schema *s, const struct larder_value *values, uint32_t packed_stored, struct buf *front,
+                            uint32_t head_len, struct record_parts *parts)
+{
+    uint8_t *head = front->data, *crcs = head + head_short(s);
+    uint32_t packed_crc = parts->packed_apart ? crc_values(s, values, false, 0) : crc32c(0, head + head_len, packed_stored);
     for (uint32_t i = 0; i < s->n; i++) {
-        if (!values[i].data || !type_is_media(s->fields[i].type))
-            continue;
-        if (field_crcs)
-            parts->crc = crc32c_combine(parts->crc, get_u32(head + head_short(s) + 4 * i), values[i].len);
-        else
-            parts->crc = crc32c(parts->crc, values[i].data, values[i].len);
+        bool media = values[i].data && type_is_media(s->fields[i].type);
+        put_u32(crcs + 4 * i, media ? crc32c(0, values[i].data, values[i].len) : 0);
     }
+    put_u32(crcs + 4 * s->n, packed_crc);
+    put_u32(head + head_len - 4, crc32c(0, head, head_len - 4));
+    parts->crc = crc32c_combine(crc32c(0, head, head_len), packed_crc, packed_stored);
+    for (uint32_t i = 0; i < s->n; i++)
+        if (values[i].data && type_is_media(s->fields[i].type))
+            parts->crc = crc32c_combine(parts->crc, get_u32(crcs + 4 * i), values[i].len);
 }
 
 int record_encode(const struct schema *s, const struct larder_value *values, struct zcomp *comp, uint8_t codec,
@@ -139,18 +160,18 @@ int record_encode(const struct schema *s, const struct larder_value *values, str
     if (rc)
         return rc;
     front->len = tmp->len = 0;
-    uint32_t full = record_head_max(s);
-    if ((rc = buf_reserve(front, full, err)))
+    uint32_t head_len = record_head_max(s);
+    if ((rc = buf_reserve(front, head_len, err)))
         return rc;
-    front->len = full;
+    front->len = head_len;
     if ((rc = pack(s, values, packed, comp, codec, front, tmp, parts, err)))
         return rc;
-    uint32_t packed_stored = (uint32_t)(front->len - full), head_len = full;
+    uint32_t in_front = (uint32_t)front->len - head_len, packed_stored = parts->packed_apart ? (uint32_t)packed : in_front;
     bool field_crcs = s->n >= 2 && head_short(s) + packed_stored + media >= FIELD_CRC_BYTES;
     if (!field_crcs) {
+        memmove(front->data + head_short(s), front->data + head_len, in_front);
         head_len = head_short(s);
-        memmove(front->data + head_len, front->data + full, packed_stored);
-        front->len = head_len + packed_stored;
+        front->len = head_len + in_front;
     }
     uint8_t *head = front->data;
     memset(head, 0, head_len);
@@ -159,9 +180,12 @@ int record_encode(const struct schema *s, const struct larder_value *values, str
     put_u32(head + 4, packed_stored);
     for (uint32_t i = 0; i < s->n; i++)
         put_u32(head + 8 + 4 * i, values[i].data ? (uint32_t)values[i].len : FIELD_ABSENT);
-    parts->stored_len = (uint32_t)(front->len + media);
+    parts->stored_len = (uint32_t)(head_len + packed_stored + media);
     parts->raw_len = (uint32_t)(head_len + packed + media);
-    checksum(s, values, front, head_len, field_crcs, parts);
+    if (field_crcs)
+        checksum_fields(s, values, packed_stored, front, head_len, parts);
+    else
+        checksum(s, values, front, parts);
     return LARDER_OK;
 }
 

@@ -190,6 +190,16 @@ static int check_key(const struct shard_writer *w, size_t key_len, struct larder
     return LARDER_OK;
 }
 
+/* The packed or the media values, from where the caller has them. */
+static int write_values(struct shard_writer *w, const struct larder_value *values, bool media, struct larder_error *err)
+{
+    int rc = LARDER_OK;
+    for (uint32_t i = 0; !rc && i < w->schema.n; i++)
+        if (values[i].data && type_is_media(w->schema.fields[i].type) == media)
+            rc = w->io->ops->write(w->out, values[i].data, values[i].len, err);
+    return rc;
+}
+
 int shard_writer_add(struct shard_writer *w, const void *key, size_t key_len, const struct larder_value *values,
                      struct larder_error *err)
 {
@@ -200,9 +210,10 @@ int shard_writer_add(struct shard_writer *w, const void *key, size_t key_len, co
         return rc;
     struct extent e = {w->offset, 0, w->samples, parts.stored_len, parts.raw_len, parts.crc, parts.codec};
     rc = w->io->ops->write(w->out, w->front.data, w->front.len, err);
-    for (uint32_t i = 0; !rc && i < w->schema.n; i++)
-        if (values[i].data && type_is_media(w->schema.fields[i].type))
-            rc = w->io->ops->write(w->out, values[i].data, values[i].len, err);
+    if (!rc && parts.packed_apart)
+        rc = write_values(w, values, false, err);
+    if (!rc)
+        rc = write_values(w, values, true, err);
     if (!rc)
         footer_add(w, key, key_len, values, &e);
     return rc;

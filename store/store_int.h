@@ -95,8 +95,9 @@ bool journal_claims(const struct buf *text, const char *name);
 
 /* ---- record.c: pure ---- */
 
-/* A record ready to be written: head and packed part in `front`, then the media fields where the caller has them. */
-struct record_parts { uint32_t stored_len, raw_len, crc; uint8_t codec; };
+/* A record ready to be written: `front` holds the head and, where it was compressed, the packed part. Then follow, where the
+ * caller has them, the packed values (packed_apart) and the media values, each in schema order. */
+struct record_parts { uint32_t stored_len, raw_len, crc; uint8_t codec; bool packed_apart; };
 /* front is overwritten. comp NULL: no compression. tmp: scratch, kept between calls. */
 int record_encode(const struct schema *schema, const struct larder_value *values, struct zcomp *comp, uint8_t codec,
                   struct buf *front, struct buf *tmp, struct record_parts *parts, struct larder_error *err);

@@ -147,4 +147,9 @@ is files "$(find odd.d -type f | wc -l)" 4
 ok larder export odd odd2.tar
 ok larder ingest odd2.tar odd2 --quiet
 is keys "$(larder ls odd2)" "$(larder ls odd)"
+# a tar that is not to be had becomes no folder of that name
+run larder export odd odd3.tar.bz2
+rc_is 1
+has err 'is written as .tar, .tar.gz'
+is nothing "$(ls -d odd3* 2>/dev/null | wc -l)" 0
 echo "test_export: ok"

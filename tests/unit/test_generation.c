@@ -237,7 +237,7 @@ TEST(duplicates_are_refused)
     add_keys(&w, two, 2);
     CHECK_ERR(index_new(&w, 0, false, NULL, &err), LARDER_EEXIST, &err);
     CHECK_STR(err.message, "duplicate key 'b': samples at shard 1234567890abcdef-000000 slot 1 and shard 1234567890abcdef-000001 "
-                           "slot 1; --on-error skip keeps the first");
+                           "slot 1");
     CHECK_EQ(w.m.n_parts, 0);
     CHECK_EQ(w.m.n_shards, 2);
     CHECK_EQ(n_files(&w, "index"), 0);

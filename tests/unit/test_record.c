@@ -19,9 +19,10 @@ static int make(const struct schema *s, const struct larder_value *v, struct zco
     out->len = 0;
     if (rc || (rc = buf_append(out, front.data, front.len, err)))
         return rc;
-    for (uint32_t i = 0; i < s->n; i++)
-        if (v[i].data && type_is_media(s->fields[i].type))
-            buf_append(out, v[i].data, v[i].len, err);
+    for (int media = parts.packed_apart ? 0 : 1; media < 2; media++)
+        for (uint32_t i = 0; i < s->n; i++)
+            if (v[i].data && type_is_media(s->fields[i].type) == media)
+                buf_append(out, v[i].data, v[i].len, err);
     *e = (struct extent){.offset = 4096, .stored_len = parts.stored_len, .raw_len = parts.raw_len, .crc = parts.crc, .codec = parts.codec};
     return LARDER_OK;
 }
