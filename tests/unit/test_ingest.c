@@ -569,7 +569,8 @@ TEST(killed_again_and_again)
         check_tree(dest, 0, append ? 2 * N_FILES : N_FILES);
         verify_ds(dest);
         CHECK_EQ(count_samples(dest), append ? 2 * N_FILES : N_FILES);
-        CHECK_EQ(count_files(dest, "journal"), 0);
+        if (status == 0) /* an append refused for its duplicates may be gone on with, by --on-error skip */
+            CHECK_EQ(count_files(dest, "journal"), 0);
     }
     free(dest);
 }
