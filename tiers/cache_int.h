@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache_int.h - inside tiers/: the caches in front of the origin and what they share.
+ *
+ *     share.c   one region of memory for all processes of a user on the node that use the same cache name
+ *     dram.c    records in that region: a table sized by the budget, slabs, claims for single flight
+ *     nvme.c    records in segments on a local disk, its live map in the region too
+ *     policy.c  pure: admission and replacement, as the simulator runs them
+ *     stats.c   counters and latency histograms, and their text
+ *     cache.c   the stack: lookup order, admission, single flight
+ */
+#ifndef LARDER_TIERS_CACHE_INT_H
+#define LARDER_TIERS_CACHE_INT_H
+
+#include "tiers/tiers_int.h"
+
+/* ---- what is cached ---- */
+
+/* Whose records: registered once in a cache, which then calls it by a small number. variant 0: the stored bytes. */
+struct cache_space { uint8_t uuid[16], lineage[16]; uint64_t variant; };
+
+/* A record as a tier keeps it. Its bytes were checked by their CRC before they came in. */
+struct cached {
+    const void *bytes;
+    uint32_t stored_len, raw_len;
+    uint32_t crc;
+    uint8_t codec;
+};
+
+#define CACHE_ORDINAL_MAX ((1ull << 40) - 1) /* beyond it nothing is cached */
+
+/* ---- share.c: memory of several processes ---- */
+
+#define SHARE_PROCESSES_MAX 256u
+
+struct share;
+/* Called exactly once, by the process that makes the region, before any other can join. All bytes are zero. */
+typedef int share_init_fn(void *base, uint64_t bytes, void *user, struct larder_error *err);
+struct share_options {
+    const char *name;      /* 1..64 letters, digits, '-', '_', '.': same user and name = same region. NULL: private */
+    uint64_t bytes;        /* of the region if it has to be made; memory is used as it is touched */
+    share_init_fn *init; void *user;
+};
+/* Joins the region of that name, or makes it; a private one when whoever holds it does not answer within 200 ms (share_warning says
+ * so). Memory goes back to the kernel with the last process, however it ends; nothing is left in any file system. */
+int share_open(const struct share_options *o, struct share **s, struct larder_error *err);
+void share_close(struct share *s);
+void *share_base(const struct share *s);
+uint64_t share_bytes(const struct share *s);       /* of the region that was joined: may differ from what was asked */
+bool share_joined(const struct share *s);          /* it was there already */
+bool share_private(const struct share *s);
+const char *share_warning(const struct share *s);  /* NULL: none */
+/* A member is a process that has the region open: slot in the low 8 bits, the slot's use count above. Never 0. */
+uint32_t share_member(const struct share *s);
+/* Is that member (still) alive? A slot used again by another process is another member. Costs a system call. */
+bool share_alive(struct share *s, uint32_t member);
+/* Wait while *word == value, at most timeout_ms; wake all who wait on word. Works between processes (futex). */
+void share_wait(_Atomic uint32_t *word, uint32_t value, unsigned timeout_ms);
+void share_wake(_Atomic uint32_t *word);
+
+/* ---- policy.c: pure ---- */
+
+enum replacement { REPLACE_NONE = 0, REPLACE_FIFO = 1 };
+/* A plan: may this ordinal be admitted on this node? NULL admits all, first come. */
+typedef bool admit_fn(void *user, uint64_t ordinal);
+
+/* ---- dram.c: the arena ---- */
+
+struct dram;
+/* Bytes a region needs for a budget of `bytes` of records, header and table included: the budget counts everything. */
+uint64_t dram_region_bytes(uint64_t bytes);
+/* Lays an arena out in a fresh region (share_init_fn's work), and opens one that is laid out. */
+int dram_init(void *base, uint64_t bytes, enum replacement replacement, struct larder_error *err);
+int dram_open(struct share *s, struct dram **d, struct larder_error *err);
+void dram_close(struct dram *d);
+/* The number of a space, registered at first use. ENOMEM: the registry is full. */
+int dram_space(struct dram *d, const struct cache_space *space, uint32_t *id, struct larder_error *err);
+/* Batched, lock-free, no system call: hits[i].bytes is NULL for a miss. Views stay valid while the region is open when nothing is
+ * replaced. FIFO: the bytes are copied to where copy() says and validated, so that they stay. */
+typedef void *dram_copy_fn(void *user, size_t i, size_t len);
+size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
+                   void *user);
+/* Copies a record in. LARDER_OK: it is there now (also when it was already); LARDER_ENOMEM: no room, admission is closed.
+ * *view (NULL allowed) gets the arena's copy. */
+int dram_admit(struct dram *d, uint32_t space, uint64_t ordinal, const struct cached *record, struct cached *view);
+bool dram_closed(const struct dram *d); /* a record was refused and no room was freed since: further admissions are refused */
+/* Single flight over all processes. CLAIM_MINE: fetch it, then dram_admit and dram_unclaim. CLAIM_THEIRS: somebody alive is
+ * fetching it: dram_wait, then look again. CLAIM_NONE: cannot be claimed (table crowded): fetch it without. */
+enum claim { CLAIM_MINE, CLAIM_THEIRS, CLAIM_NONE };
+enum claim dram_claim(struct dram *d, uint32_t space, uint64_t ordinal);
+void dram_unclaim(struct dram *d, uint32_t space, uint64_t ordinal);
+/* Until the claim is gone, its owner is dead, or timeout_ms have passed. */
+void dram_wait(struct dram *d, uint32_t space, uint64_t ordinal, unsigned timeout_ms);
+/* Drops all records of a space that no live member uses. */
+void dram_forget(struct dram *d, uint32_t space);
+struct dram_stats {
+    uint64_t budget, used, entries;      /* bytes; used: records and bookkeeping */
+    uint64_t bookkeeping;                /* bytes of it that are no record */
+    uint64_t admissions, refusals, evictions, locked, collapsed; /* locked, collapsed: bytes */
+    const char *warning;                 /* NULL: none; RLIMIT_MEMLOCK too low, ... */
+};
+void dram_stats(const struct dram *d, struct dram_stats *out);
+
+/* ---- nvme.c: segments on a local disk ---- */
+
+struct nvme;
+struct nvme_options { const char *dir; uint64_t bytes; enum replacement replacement; bool direct; };
+/* Opens or makes the directory; takes its flock; finds what an earlier run left (warm restart), by checkpoint or by headers. EBUSY:
+ * another group uses it (the caller passes it by with a warning). */
+int nvme_open(const struct nvme_options *o, struct nvme **n, struct larder_error *err);
+void nvme_close(struct nvme *n); /* checkpoints */
+int nvme_space(struct nvme *n, const struct cache_space *space, uint32_t *id, struct larder_error *err);
+/* Where a record lies: a hint. fd and range to read (header included); nvme_check makes a hit of it. */
+struct nvme_place { int fd; uint64_t offset; uint32_t len; uint32_t stored_len, raw_len, crc; uint8_t codec; uint32_t segment, generation; };
+bool nvme_lookup(struct nvme *n, uint32_t space, uint64_t ordinal, struct nvme_place *at);
+/* After the read: does the header match, and the CRC? *bytes points into what was read. False: heal (the entry is dropped). */
+bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at, const void *read, struct cached *hit);
+/* Queues a record for writing behind; never waits for the disk. ENOMEM: no room on disk or in the write buffer. */
+int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct cached *record);
+struct nvme_stats { uint64_t budget, used, entries, admissions, refusals, evictions, healed, recovered; const char *warning; };
+void nvme_stats(const struct nvme *n, struct nvme_stats *out);
+
+#endif
