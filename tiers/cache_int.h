@@ -63,11 +63,16 @@ void share_wake(_Atomic uint32_t *word);
 enum replacement { REPLACE_NONE = 0, REPLACE_FIFO = 1 };
 /* A plan: may this ordinal be admitted on this node? NULL admits all, first come. */
 typedef bool admit_fn(void *user, uint64_t ordinal);
+enum policy_act { POLICY_ADMIT, POLICY_EVICT, POLICY_REFUSE, POLICY_CLOSE };
+/* A record of `need` bytes asks in; `room` is free (contiguous), `whole` would be if the cache were empty. POLICY_EVICT: free room,
+ * ask again. POLICY_CLOSE: refuse it and whatever comes later, until room is freed. */
+enum policy_act policy_admit(enum replacement replacement, bool closed, uint64_t need, uint64_t room, uint64_t whole);
 
 /* ---- dram.c: the arena ---- */
 
 struct dram;
-/* Bytes a region needs for a budget of `bytes` of records, header and table included: the budget counts everything. */
+/* Bytes a region needs for a budget of `bytes`, which counts everything: records, table, header. The region is larger, but most of
+ * it is never touched: map it without reserving memory (MAP_NORESERVE), at a multiple of 2 MiB if it is to have huge pages. */
 uint64_t dram_region_bytes(uint64_t bytes);
 /* Lays an arena out in a fresh region (share_init_fn's work), and opens one that is laid out. */
 int dram_init(void *base, uint64_t bytes, enum replacement replacement, struct larder_error *err);
@@ -81,18 +86,22 @@ typedef void *dram_copy_fn(void *user, size_t i, size_t len);
 size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
                    void *user);
 /* Copies a record in. LARDER_OK: it is there now (also when it was already); LARDER_ENOMEM: no room, admission is closed.
- * *view (NULL allowed) gets the arena's copy. */
+ * *view (NULL allowed) gets the arena's copy; the record itself where that may be replaced, or on failure. */
 int dram_admit(struct dram *d, uint32_t space, uint64_t ordinal, const struct cached *record, struct cached *view);
 bool dram_closed(const struct dram *d); /* a record was refused and no room was freed since: further admissions are refused */
 /* Single flight over all processes. CLAIM_MINE: fetch it, then dram_admit and dram_unclaim. CLAIM_THEIRS: somebody alive is
- * fetching it: dram_wait, then look again. CLAIM_NONE: cannot be claimed (table crowded): fetch it without. */
+ * fetching it, or it has just come: dram_wait, then look again. CLAIM_NONE: cannot be claimed (table crowded): fetch it without. */
 enum claim { CLAIM_MINE, CLAIM_THEIRS, CLAIM_NONE };
 enum claim dram_claim(struct dram *d, uint32_t space, uint64_t ordinal);
 void dram_unclaim(struct dram *d, uint32_t space, uint64_t ordinal);
 /* Until the claim is gone, its owner is dead, or timeout_ms have passed. */
 void dram_wait(struct dram *d, uint32_t space, uint64_t ordinal, unsigned timeout_ms);
-/* Drops all records of a space that no live member uses. */
+/* Drops all records of a space and frees their room, unless another live member has it (or this one: then after dram_leave). */
 void dram_forget(struct dram *d, uint32_t space);
+/* This process uses the space no more: its number and the views of its records are void. dram_close leaves all. */
+void dram_leave(struct dram *d, uint32_t space);
+/* Forgets every space that nobody alive uses, for room; how many. */
+unsigned dram_reclaim(struct dram *d);
 struct dram_stats {
     uint64_t budget, used, entries;      /* bytes; used: records and bookkeeping */
     uint64_t bookkeeping;                /* bytes of it that are no record */

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * claim.c - single flight over processes: who is fetching a record that all could use.
+ *
+ * A claim is one word in the set that its key falls into: the member that holds it, a fingerprint of the key, and when it
+ * began. Who dies or is late (CLAIM_LATE_MS) loses it to whoever asks next. Two keys of one fingerprint take each other for the
+ * same: one waits for nothing, looks again, and claims then. Two that enter the same key at once in different
+ * slots both see it when they look again; the one in the first slot keeps it.
+ *
+ * Who waits sleeps on the set's bell, which is rung at each unclaim when anybody waits. The dead ring no bell: so a waiter
+ * looks up from time to time whether the owner lives.
+ *
+ * Any thread of any process, at any time.
+ */
+#include "tiers/dram_int.h"
+
+#define TICK_MS 250u
+#define CLAIM_LATE_TICKS 120u /* 30 s */
+#define TICK_MASK 0xfffu
+#define LOOK_UP_MS 200u
+
+static uint32_t tick_now(void) { return (uint32_t)(now_ns() / (TICK_MS * 1000000ull)) & TICK_MASK; }
+static uint32_t claim_member(uint64_t word) { return (uint32_t)(word >> 32); }
+
+static struct claim_set *set_of(const struct dram *d, uint64_t hash, uint32_t *print)
+{
+    *print = (uint32_t)hash & 0xfffff;
+    return &d->claims[((hash >> 32) * d->h->claim_sets) >> 32];
+}
+
+static bool same_key(uint64_t word, uint32_t print) { return word && ((uint32_t)word >> 12 & 0xfffff) == print; }
+
+/* Its owner is dead or late. */
+static bool lapsed(const struct dram *d, uint64_t word)
+{
+    uint32_t age = (tick_now() - (uint32_t)word) & TICK_MASK;
+    if (age >= CLAIM_LATE_TICKS && age < TICK_MASK - 8) /* clocks of CPUs may differ by a tick */
+        return true;
+    return claim_member(word) != d->member && !share_alive(d->share, claim_member(word));
+}
+
+static bool there_already(const struct dram *d, uint64_t key, uint64_t hash)
+{
+    struct parts s;
+    table_parts(d, &s);
+    return table_find(d, &s, key, hash, NULL) != 0;
+}
+
+static void ring(struct claim_set *set)
+{
+    atomic_fetch_add(&set->bell, 1);
+    if (atomic_load(&set->waiters))
+        share_wake(&set->bell);
+}
+
+/* Enters `mine` where nothing is, or a lapsed claim: this key's, or, when the set is full, any. -1: no place; -2: it is theirs. */
+static int enter(struct dram *d, struct claim_set *set, uint32_t print, uint64_t mine)
+{
+    for (;;) {
+        int at = -1;
+        uint64_t found = 0;
+        for (int i = 0; i < CLAIM_WAYS; i++) {
+            uint64_t word = atomic_load(&set->claim[i]);
+            if (same_key(word, print)) {
+                if (!lapsed(d, word))
+                    return -2;
+                at = i;
+                found = word;
+                break;
+            }
+            if (!word && at < 0)
+                at = i;
+        }
+        for (int i = 0; at < 0 && i < CLAIM_WAYS; i++) {
+            found = atomic_load(&set->claim[i]);
+            if (!found || lapsed(d, found))
+                at = i;
+        }
+        if (at < 0)
+            return -1;
+        if (atomic_compare_exchange_strong(&set->claim[at], &found, mine))
+            return at;
+    }
+}
+
+enum claim dram_claim(struct dram *d, uint32_t space, uint64_t ordinal)
+{
+    uint64_t key = key_of(space, ordinal), hash = key_hash(key), mine;
+    uint32_t print;
+    struct claim_set *set = set_of(d, hash, &print);
+    if (ordinal > CACHE_ORDINAL_MAX || space >= d->h->spaces_max)
+        return CLAIM_NONE;
+    mine = (uint64_t)d->member << 32 | print << 12 | tick_now();
+    int at = enter(d, set, print, mine);
+    if (at < 0)
+        return at == -1 ? CLAIM_NONE : CLAIM_THEIRS;
+    bool theirs = there_already(d, key, hash);
+    for (int i = 0; i < at && !theirs; i++) {
+        uint64_t word = atomic_load(&set->claim[i]);
+        theirs = same_key(word, print) && !lapsed(d, word);
+    }
+    if (!theirs)
+        return CLAIM_MINE;
+    if (atomic_compare_exchange_strong(&set->claim[at], &mine, 0))
+        ring(set);
+    return CLAIM_THEIRS;
+}
+
+void dram_unclaim(struct dram *d, uint32_t space, uint64_t ordinal)
+{
+    uint32_t print;
+    struct claim_set *set = set_of(d, key_hash(key_of(space, ordinal)), &print);
+    for (int i = 0; i < CLAIM_WAYS; i++) {
+        uint64_t word = atomic_load(&set->claim[i]);
+        if (same_key(word, print) && claim_member(word) == d->member && atomic_compare_exchange_strong(&set->claim[i], &word, 0))
+            break;
+    }
+    ring(set);
+}
+
+static bool claimed(const struct dram *d, const struct claim_set *set, uint32_t print)
+{
+    for (int i = 0; i < CLAIM_WAYS; i++) {
+        uint64_t word = atomic_load(&set->claim[i]);
+        if (same_key(word, print))
+            return !lapsed(d, word);
+    }
+    return false;
+}
+
+void dram_wait(struct dram *d, uint32_t space, uint64_t ordinal, unsigned timeout_ms)
+{
+    uint64_t end = now_ns() + timeout_ms * 1000000ull;
+    uint32_t print;
+    struct claim_set *set = set_of(d, key_hash(key_of(space, ordinal)), &print);
+    atomic_fetch_add(&set->waiters, 1); /* who is killed here leaves it: the bell is then rung for nobody */
+    for (;;) {
+        uint32_t bell = atomic_load(&set->bell);
+        uint64_t now = now_ns();
+        if (now >= end || !claimed(d, set, print))
+            break;
+        share_wait(&set->bell, bell, (unsigned)MIN((end - now) / 1000000 + 1, LOOK_UP_MS));
+    }
+    atomic_fetch_sub(&set->waiters, 1);
+}

@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dram.c - the arena: records in a region of memory that all processes of a node share.
+ *
+ * Admitting copies the record and its head into room of the slabs and then publishes it by one word of the table. A
+ * lookup goes through a batch as a pipeline: the table's line of the key 24 ahead is prefetched, then the record's head of the
+ * key 12 ahead, so that both misses of a key are under way while others are answered.
+ *
+ * [dram I1] Budget: header, table and slabs handed out never exceed it, in pages (but for the 16 KiB that an empty arena needs).
+ * [dram I2] A word in the table names a record whose bytes are complete.
+ * [dram I3] Without replacement a record stays where it is until its space is forgotten, which no live user of it allows: views
+ *           are plain pointers. With replacement a reader copies, and then asks whether the slab's generation is still the one
+ *           that it saw before it looked at the slot a second time.
+ * [dram I4] No process waits for another: all of it is compare-and-swap, and every state that a killed process can leave is one
+ *           that others go on from. A killed process costs at most the room of the record that it was copying.
+ * [dram I5] A space that is being forgotten is RETIRED by one member; new users of its identity get another number.
+ *
+ *     space:  FREE --> RESERVED(hash) --> LIVE(hash) <--> RETIRED(member) --> FREE
+ *
+ * Any thread of any process, at any time; one struct dram per process and region.
+ */
+#include <pthread.h>
+
+#include "tiers/dram_int.h"
+
+#define ARENA_MAGIC 0x616e657261726464u /* "ddrarena" */
+#define ARENA_VERSION 1u
+#define BUDGET_MAX (2ull << 40)
+#define AHEAD_LINE 24u /* before it is answered */
+#define AHEAD_HEAD 12u
+#define RING 32u       /* > AHEAD_LINE */
+#define PREFETCH_MAX 1024u
+
+/* ---- layout ---- */
+
+static uint64_t within(uint64_t v, uint64_t lo, uint64_t hi) { return v < lo ? lo : v > hi ? hi : v; }
+
+static uint64_t slab_bytes_for(uint64_t budget, enum replacement replacement)
+{
+    uint64_t bytes = ARENA_HUGE;
+    while (replacement == REPLACE_FIFO && bytes > 64 * KIB && bytes > budget / 64)
+        bytes /= 2; /* what leaves at once should be little of the whole */
+    return bytes;
+}
+
+static void lay_out(uint64_t budget, enum replacement replacement, struct dram_header *h)
+{
+    uint64_t states = budget / slab_bytes_for(budget, REPLACE_FIFO) + 1; /* enough for either */
+    h->budget_pages = budget / ARENA_PAGE;
+    h->replacement = replacement;
+    h->slab_bytes = (uint32_t)slab_bytes_for(budget, replacement);
+    h->slabs_max = (uint32_t)states;
+    h->spaces_max = (uint32_t)within(budget / (32 * KIB), 16, 4096);
+    h->claim_sets = (uint32_t)within(budget / (32 * KIB), 16, 4096);
+    h->off_spaces = round_up(sizeof *h, 64);
+    h->off_claims = round_up(h->off_spaces + h->spaces_max * sizeof(struct space_entry), 64);
+    h->off_states = h->off_claims + h->claim_sets * sizeof(struct claim_set);
+    h->fixed_pages = round_up(h->off_states + states * sizeof(struct slab), ARENA_PAGE) / ARENA_PAGE;
+    h->table_pages_max = h->budget_pages / 2 + 8;
+    h->off_table = round_up(h->fixed_pages * ARENA_PAGE, ARENA_HUGE);
+    h->off_slabs = h->off_table + round_up(h->table_pages_max * ARENA_PAGE, ARENA_HUGE);
+    h->bytes = h->off_slabs + h->budget_pages * ARENA_PAGE;
+}
+
+uint64_t dram_region_bytes(uint64_t bytes)
+{
+    struct dram_header h;
+    lay_out(MIN(bytes, BUDGET_MAX), REPLACE_NONE, &h);
+    return h.bytes;
+}
+
+int dram_init(void *base, uint64_t bytes, enum replacement replacement, struct larder_error *err)
+{
+    struct dram_header *h = base;
+    uint64_t lo = 0, hi = BUDGET_MAX / ARENA_PAGE; /* pages: a region's size grows with each */
+    if (bytes < dram_region_bytes(0))
+        return err_set(err, LARDER_EINVAL, "cache: a region of %llu bytes holds no arena", (unsigned long long)bytes);
+    while (lo < hi) {
+        uint64_t mid = (lo + hi + 1) / 2;
+        if (dram_region_bytes(mid * ARENA_PAGE) <= bytes)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    lay_out(lo * ARENA_PAGE, replacement, h);
+    uint64_t first = within(lo / 128, 1, 8); /* of the table: up to 4096 slots */
+    atomic_store(&h->parts[0], first);
+    atomic_store(&h->alloc, first << 32);
+    h->version = ARENA_VERSION;
+    h->magic = ARENA_MAGIC;
+    return LARDER_OK;
+}
+
+static uint64_t user_bit(const struct dram *d) { return 1ull << (d->member & 63); }
+static _Atomic uint64_t *user_word(const struct dram *d, uint32_t space)
+{
+    return &d->spaces[space].users[(d->member & 255) / 64];
+}
+
+int dram_open(struct share *s, struct dram **out, struct larder_error *err)
+{
+    struct dram_header *h = share_base(s);
+    struct dram *d;
+    *out = NULL;
+    if (share_bytes(s) < sizeof *h || h->magic != ARENA_MAGIC || h->version != ARENA_VERSION || h->bytes > share_bytes(s))
+        return err_set(err, LARDER_EVERSION, "cache: the memory of that cache name was laid out by another version of larder; "
+                       "choose another cache name");
+    d = calloc(1, sizeof *d);
+    if (!d)
+        return err_nomem(err, sizeof *d, "cache");
+    d->share = s;
+    d->base = share_base(s);
+    d->h = h;
+    d->spaces = (struct space_entry *)(d->base + h->off_spaces);
+    d->claims = (struct claim_set *)(d->base + h->off_claims);
+    d->states = (struct slab *)(d->base + h->off_states);
+    d->table = d->base + h->off_table;
+    d->slabs = d->base + h->off_slabs;
+    d->slab_bytes = h->slab_bytes;
+    d->member = share_member(s);
+    d->fifo = h->replacement == REPLACE_FIFO;
+    d->run = NOWHERE;
+    pthread_mutex_init(&d->fill, NULL);
+    pin_init(&d->pin);
+    atomic_store(&h->members[d->member & 255], d->member);
+    for (uint32_t i = 0; i < h->spaces_max; i++) { /* of a dead process that had this slot */
+        if (atomic_load(user_word(d, i)) & user_bit(d))
+            atomic_fetch_and(user_word(d, i), ~user_bit(d));
+    }
+    *out = d;
+    return LARDER_OK;
+}
+
+void dram_leave(struct dram *d, uint32_t space)
+{
+    if (space < d->h->spaces_max)
+        atomic_fetch_and(user_word(d, space), ~user_bit(d));
+}
+
+void dram_close(struct dram *d)
+{
+    if (!d)
+        return;
+    slab_seal(d);
+    for (uint32_t i = 0; i < d->h->spaces_max; i++) {
+        if (atomic_load(user_word(d, i)) & user_bit(d))
+            dram_leave(d, i);
+    }
+    pin_release(&d->pin);
+    pthread_mutex_destroy(&d->fill);
+    free(d);
+}
+
+/* ---- spaces ---- */
+
+enum { SPACE_FREE, SPACE_RESERVED, SPACE_LIVE, SPACE_RETIRED };
+#define SPACE_ARG ((1ull << 62) - 1)
+
+static uint64_t space_state(unsigned kind, uint64_t arg) { return (uint64_t)kind << 62 | (arg & SPACE_ARG); }
+static unsigned space_kind(uint64_t state) { return (unsigned)(state >> 62); }
+
+static void identity_of(const struct cache_space *space, uint64_t words[5])
+{
+    memcpy(words, space->uuid, 16);
+    memcpy(words + 2, space->lineage, 16);
+    words[4] = space->variant;
+}
+
+static bool same_identity(const struct space_entry *e, const uint64_t words[5])
+{
+    for (int i = 0; i < 5; i++) {
+        if (atomic_load_explicit(&e->identity[i], memory_order_relaxed) != words[i])
+            return false;
+    }
+    return true;
+}
+
+/* Uses entry i if it is this identity's; whoever finds it RESERVED for that one completes it, as another may have died. */
+static bool space_use(struct dram *d, uint32_t i, const uint64_t words[5], uint64_t hash)
+{
+    struct space_entry *e = &d->spaces[i];
+    uint64_t live = space_state(SPACE_LIVE, hash), reserved = space_state(SPACE_RESERVED, hash);
+    uint64_t state = atomic_load(&e->state);
+    if (state == reserved) {
+        for (int k = 0; k < 5; k++)
+            atomic_store_explicit(&e->identity[k], words[k], memory_order_relaxed);
+        atomic_compare_exchange_strong(&e->state, &state, live);
+        state = atomic_load(&e->state);
+    }
+    if (state != live || !same_identity(e, words))
+        return false;
+    bool had = atomic_fetch_or(user_word(d, i), user_bit(d)) & user_bit(d);
+    if (atomic_load(&e->state) == live)
+        return true;
+    if (!had)
+        dram_leave(d, i);
+    return false;
+}
+
+int dram_space(struct dram *d, const struct cache_space *space, uint32_t *id, struct larder_error *err)
+{
+    uint64_t words[5], hash;
+    identity_of(space, words);
+    hash = hash64(0, words, sizeof words) & SPACE_ARG;
+    for (;;) {
+        uint32_t unused = UINT32_MAX;
+        for (uint32_t i = 0; i < d->h->spaces_max; i++) {
+            uint64_t state = atomic_load(&d->spaces[i].state);
+            if (space_use(d, i, words, hash)) {
+                *id = i;
+                return LARDER_OK;
+            }
+            if (space_kind(state) == SPACE_RETIRED && !share_alive(d->share, (uint32_t)state))
+                dram_forget(d, i); /* its process died over it */
+            if (unused == UINT32_MAX && atomic_load(&d->spaces[i].state) == 0)
+                unused = i;
+        }
+        if (unused == UINT32_MAX)
+            return err_set(err, LARDER_ENOMEM, "cache: all %u places for datasets and their variants are taken; use another "
+                           "cache name", d->h->spaces_max);
+        uint64_t none = 0;
+        atomic_compare_exchange_strong(&d->spaces[unused].state, &none, space_state(SPACE_RESERVED, hash));
+    }
+}
+
+static bool has_users(struct dram *d, uint32_t space)
+{
+    for (unsigned i = 0; i < SHARE_PROCESSES_MAX; i++) {
+        uint64_t bits = atomic_load(&d->spaces[space].users[i / 64]);
+        uint32_t member = atomic_load(&d->h->members[i]);
+        if ((bits >> (i & 63) & 1) && member && (member == d->member || share_alive(d->share, member)))
+            return true;
+    }
+    return false;
+}
+
+void dram_forget(struct dram *d, uint32_t space)
+{
+    if (space >= d->h->spaces_max)
+        return;
+    struct space_entry *e = &d->spaces[space];
+    uint64_t state = atomic_load(&e->state), mine = space_state(SPACE_RETIRED, d->member), words[5];
+    bool dead = space_kind(state) == SPACE_RETIRED && state != mine && !share_alive(d->share, (uint32_t)state);
+    if (space_kind(state) != SPACE_LIVE && !dead)
+        return;
+    if (!atomic_compare_exchange_strong(&e->state, &state, mine))
+        return;
+    if (has_users(d, space)) {
+        for (int i = 0; i < 5; i++)
+            words[i] = atomic_load_explicit(&e->identity[i], memory_order_relaxed);
+        atomic_store(&e->state, space_state(SPACE_LIVE, hash64(0, words, sizeof words)));
+        return;
+    }
+    table_sweep(d, space);
+    if (!d->fifo) {
+        slab_free_space(d, space);
+        atomic_store(&d->h->closed, 0);
+    }
+    for (int i = 0; i < 4; i++)
+        atomic_store(&e->users[i], 0);
+    atomic_store(&e->state, 0);
+}
+
+unsigned dram_reclaim(struct dram *d)
+{
+    unsigned n = 0;
+    for (uint32_t i = 0; i < d->h->spaces_max; i++) {
+        uint64_t state = atomic_load(&d->spaces[i].state);
+        if ((space_kind(state) == SPACE_LIVE || space_kind(state) == SPACE_RETIRED) && !has_users(d, i)) {
+            dram_forget(d, i);
+            n += atomic_load(&d->spaces[i].state) == 0;
+        }
+    }
+    return n;
+}
+
+/* ---- lookup ---- */
+
+/* memcpy from or to memory that another may write or read meanwhile; the thread checker wants to see atomics then. */
+static void copy_racy(void *to, const void *from, size_t len)
+{
+#ifdef __SANITIZE_THREAD__
+    for (size_t i = 0; i < len; i++)
+        __atomic_store_n((uint8_t *)to + i, __atomic_load_n((const uint8_t *)from + i, __ATOMIC_RELAXED), __ATOMIC_RELAXED);
+#else
+    memcpy(to, from, len);
+#endif
+}
+
+/* Nothing read before is read after this. */
+static void reads_done(struct dram_header *h)
+{
+#ifdef __SANITIZE_THREAD__
+    atomic_fetch_add(&h->ring, 0);
+#else
+    (void)h;
+    atomic_thread_fence(memory_order_acquire);
+#endif
+}
+
+static void read_head(const uint8_t *head, struct cached *hit)
+{
+    uint64_t key = head_key(head);
+    bool has_raw = key & HEAD_HAS_RAW;
+    hit->stored_len = head_word(head, 2);
+    hit->crc = head_word(head, 3);
+    hit->raw_len = has_raw ? head_word(head, 4) : hit->stored_len;
+    hit->codec = (uint8_t)(key >> KEY_BITS);
+    hit->bytes = head + (has_raw ? HEAD_BYTES_RAW : HEAD_BYTES);
+}
+
+/* [dram I3] */
+static bool copy_out(const struct dram *d, _Atomic uint64_t *slot, uint64_t word, uint64_t key, size_t i, struct cached *hit,
+                     dram_copy_fn *copy, void *user)
+{
+    uint64_t place = slot_place(word);
+    uint32_t generation = slab_generation(d, place);
+    struct cached c;
+    if (!generation || atomic_load_explicit(slot, memory_order_acquire) != word)
+        return false;
+    bool same = (head_key(d->slabs + place) & KEY_MASK) == key;
+    read_head(d->slabs + place, &c);
+    reads_done(d->h);
+    if (!same || slab_generation(d, place) != generation)
+        return false;
+    void *to = copy ? copy(user, i, c.stored_len) : NULL;
+    if (!to)
+        return false;
+    copy_racy(to, c.bytes, c.stored_len);
+    reads_done(d->h);
+    if (slab_generation(d, place) != generation)
+        return false;
+    c.bytes = to;
+    *hit = c;
+    return true;
+}
+
+struct pending { uint64_t key, hash, word; _Atomic uint64_t *slot; };
+
+/* The first slot with the key's tag in its line of the newest part: nearly always the right one. */
+static void guess(const struct dram *d, const struct parts *s, struct pending *p)
+{
+    struct table_line *l = part_line(&s->at[0], p->hash);
+    p->word = 0;
+    for (unsigned j = 0; j < LINE_SLOTS; j++) {
+        uint64_t w = atomic_load_explicit(&l->slot[j], memory_order_acquire);
+        if (w >> 40 == (p->hash & 0xffffff) && w > 1) {
+            p->word = w;
+            p->slot = &l->slot[j];
+            const uint8_t *head = d->slabs + slot_place(w);
+            __builtin_prefetch(head);
+            __builtin_prefetch(head + 64);
+            __builtin_prefetch(head + 128);
+            return;
+        }
+    }
+}
+
+static bool answer(const struct dram *d, const struct parts *s, struct pending *p, size_t i, struct cached *hit,
+                   dram_copy_fn *copy, void *user)
+{
+    if (!p->word || (head_key(d->slabs + slot_place(p->word)) & KEY_MASK) != p->key ||
+        atomic_load_explicit(p->slot, memory_order_acquire) != p->word)
+        p->word = table_find(d, s, p->key, p->hash, &p->slot);
+    if (!p->word)
+        return false;
+    if (d->fifo)
+        return copy_out(d, p->slot, p->word, p->key, i, hit, copy, user);
+    read_head(d->slabs + slot_place(p->word), hit);
+    size_t ahead = MIN(hit->stored_len, PREFETCH_MAX);
+    for (size_t at = 192 - HEAD_BYTES; at < ahead; at += 64)
+        __builtin_prefetch((const uint8_t *)hit->bytes + at);
+    return true;
+}
+
+size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
+                   void *user)
+{
+    struct pending ring[RING];
+    struct parts s;
+    size_t found = 0;
+    table_parts(d, &s);
+    for (size_t i = 0; i < n + AHEAD_LINE; i++) {
+        if (i < n) {
+            struct pending *p = &ring[i % RING];
+            p->key = key_of(space, ordinals[i]);
+            p->hash = key_hash(p->key);
+            __builtin_prefetch(part_line(&s.at[0], p->hash));
+        }
+        if (i >= AHEAD_LINE - AHEAD_HEAD && i - (AHEAD_LINE - AHEAD_HEAD) < n)
+            guess(d, &s, &ring[(i - (AHEAD_LINE - AHEAD_HEAD)) % RING]);
+        if (i >= AHEAD_LINE) {
+            size_t at = i - AHEAD_LINE;
+            hits[at].bytes = NULL;
+            if (ordinals[at] <= CACHE_ORDINAL_MAX && answer(d, &s, &ring[at % RING], at, &hits[at], copy, user))
+                found++;
+        }
+    }
+    return found;
+}
+
+/* ---- admission ---- */
+
+static unsigned head_of(uint64_t key, const struct cached *r, uint32_t head[5])
+{
+    bool has_raw = r->raw_len != r->stored_len;
+    uint64_t word = key | (uint64_t)r->codec << KEY_BITS | (has_raw ? HEAD_HAS_RAW : 0);
+    head[0] = (uint32_t)word;
+    head[1] = (uint32_t)(word >> 32);
+    head[2] = r->stored_len;
+    head[3] = r->crc;
+    head[4] = r->raw_len;
+    return has_raw ? 5 : 4;
+}
+
+static void view_of(const struct dram *d, uint64_t word, struct cached *view)
+{
+    if (view && !d->fifo)
+        read_head(d->slabs + slot_place(word), view);
+}
+
+/* Copies a record to its place and publishes it. The word that is in the table then, or NOWHERE. */
+static uint64_t publish(struct dram *d, uint64_t key, uint64_t hash, uint64_t place, unsigned words, const struct cached *r)
+{
+    if (r->stored_len)
+        copy_racy(d->slabs + place + words * 4ull, r->bytes, r->stored_len);
+    uint64_t there = table_insert(d, key, hash, place);
+    if (there)
+        return there;
+    atomic_fetch_add_explicit(&d->h->entries, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&d->h->record_bytes, r->stored_len, memory_order_relaxed);
+    atomic_fetch_add_explicit(&d->h->admissions, 1, memory_order_relaxed);
+    return slot_word(hash, place);
+}
+
+static uint64_t admit(struct dram *d, uint32_t space, uint64_t key, uint64_t hash, const struct cached *record)
+{
+    uint32_t head[5];
+    unsigned words = head_of(key, record, head);
+    uint64_t need = record_need(record->stored_len, words == 5), place, word = NOWHERE;
+    if (d->fifo) {
+        pthread_mutex_lock(&d->fill);
+        place = fifo_alloc(d, head, words, need);
+        if (place != NOWHERE)
+            word = publish(d, key, hash, place, words, record);
+        pthread_mutex_unlock(&d->fill);
+        return word;
+    }
+    place = slab_alloc(d, space, need);
+    if (place == NOWHERE)
+        return NOWHERE;
+    for (unsigned i = 0; i < words; i++)
+        head_set_word(d->slabs + place, i, head[i]);
+    word = publish(d, key, hash, place, words, record);
+    if (word != slot_word(hash, place))
+        slab_give_back(d, place, need);
+    return word;
+}
+
+/* Bytes that records could have if there were none. */
+static uint64_t whole_bytes(const struct dram *d)
+{
+    uint64_t taken = d->h->fixed_pages + (atomic_load(&d->h->alloc) >> 32);
+    return taken < d->h->budget_pages ? (d->h->budget_pages - taken) * ARENA_PAGE : 0;
+}
+
+int dram_admit(struct dram *d, uint32_t space, uint64_t ordinal, const struct cached *record, struct cached *view)
+{
+    uint64_t key = key_of(space, ordinal), hash = key_hash(key), word;
+    uint64_t need = record_need(record->stored_len, record->raw_len != record->stored_len), whole = whole_bytes(d);
+    enum replacement replacement = d->fifo ? REPLACE_FIFO : REPLACE_NONE;
+    struct parts s;
+    if (view)
+        *view = *record;
+    if (ordinal > CACHE_ORDINAL_MAX || space >= d->h->spaces_max)
+        return LARDER_ENOMEM;
+    table_parts(d, &s);
+    word = table_find(d, &s, key, hash, NULL);
+    if (!word && policy_admit(replacement, dram_closed(d), need, need, whole) == POLICY_ADMIT) {
+        word = admit(d, space, key, hash, record);
+        if (word == NOWHERE && policy_admit(replacement, false, need, 0, whole) == POLICY_CLOSE)
+            atomic_store(&d->h->closed, 1);
+    }
+    if (word && word != NOWHERE) {
+        view_of(d, word, view);
+        return LARDER_OK;
+    }
+    atomic_fetch_add_explicit(&d->h->refusals, 1, memory_order_relaxed);
+    return LARDER_ENOMEM;
+}
+
+bool dram_closed(const struct dram *d) { return atomic_load_explicit(&d->h->closed, memory_order_relaxed); }
+
+/* ---- statistics ---- */
+
+void dram_stats(const struct dram *d, struct dram_stats *out)
+{
+    struct pin *pin = (struct pin *)&d->pin;
+    uint64_t records = atomic_load(&d->h->record_bytes);
+    *out = (struct dram_stats){
+        .budget = d->h->budget_pages * ARENA_PAGE,
+        .used = (d->h->fixed_pages + (atomic_load(&d->h->alloc) >> 32)) * ARENA_PAGE + slab_used(d),
+        .entries = atomic_load(&d->h->entries),
+        .admissions = atomic_load(&d->h->admissions),
+        .refusals = atomic_load(&d->h->refusals),
+        .evictions = atomic_load(&d->h->evictions),
+    };
+    out->bookkeeping = out->used > records ? out->used - records : 0;
+    pthread_mutex_lock(&pin->lock);
+    out->locked = pin->locked;
+    out->collapsed = pin->collapsed;
+    out->warning = pin->warning;
+    pthread_mutex_unlock(&pin->lock);
+}
