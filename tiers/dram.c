@@ -17,15 +17,16 @@
  *
  *     space:  FREE --> RESERVED(hash) --> LIVE(hash) <--> RETIRED(member) --> FREE
  *
- * Any thread of any process, at any time; one struct dram per process and region.
+ * Any thread of any process, at any time.
  */
-#include <pthread.h>
+#include <sched.h>
 
 #include "tiers/dram_int.h"
 
 #define ARENA_MAGIC 0x616e657261726464u /* "ddrarena" */
 #define ARENA_VERSION 1u
 #define BUDGET_MAX (2ull << 40)
+#define ENTERING 0x80000000u
 #define AHEAD_LINE 24u /* before it is answered */
 #define AHEAD_HEAD 12u
 #define RING 32u       /* > AHEAD_LINE */
@@ -55,7 +56,7 @@ static void lay_out(uint64_t budget, enum replacement replacement, struct dram_h
     h->off_spaces = round_up(sizeof *h, 64);
     h->off_claims = round_up(h->off_spaces + h->spaces_max * sizeof(struct space_entry), 64);
     h->off_states = h->off_claims + h->claim_sets * sizeof(struct claim_set);
-    h->fixed_pages = round_up(h->off_states + states * sizeof(struct slab), ARENA_PAGE) / ARENA_PAGE;
+    h->fixed_pages = round_up(h->off_states + states * sizeof(struct slab), ARENA_PAGE) / ARENA_PAGE + 1; /* and share.c's */
     h->table_pages_max = h->budget_pages / 2 + 8;
     h->off_table = round_up(h->fixed_pages * ARENA_PAGE, ARENA_HUGE);
     h->off_slabs = h->off_table + round_up(h->table_pages_max * ARENA_PAGE, ARENA_HUGE);
@@ -97,6 +98,35 @@ static _Atomic uint64_t *user_word(const struct dram *d, uint32_t space)
     return &d->spaces[space].users[(d->member & 255) / 64];
 }
 
+static void leave_all(struct dram *d)
+{
+    for (uint32_t i = 0; i < d->h->spaces_max; i++) {
+        if (atomic_load(user_word(d, i)) & user_bit(d))
+            atomic_fetch_and(user_word(d, i), ~user_bit(d));
+    }
+}
+
+/* Counts the handles of this process; the first one clears what a dead process with this member's slot has left. While it
+ * does, others of the process wait: they die with it. */
+static void enter(struct dram *d)
+{
+    _Atomic uint64_t *me = &d->h->members[d->member & 255];
+    uint64_t was = atomic_load(me), mine = (uint64_t)d->member << 32;
+    for (;;) {
+        if (was == (mine | ENTERING)) {
+            sched_yield();
+            was = atomic_load(me);
+        } else if (was >> 32 == d->member) {
+            if (atomic_compare_exchange_weak(me, &was, was + 1))
+                return;
+        } else if (atomic_compare_exchange_weak(me, &was, mine | ENTERING)) {
+            leave_all(d);
+            atomic_store(me, mine | 1);
+            return;
+        }
+    }
+}
+
 int dram_open(struct share *s, struct dram **out, struct larder_error *err)
 {
     struct dram_header *h = share_base(s);
@@ -122,29 +152,31 @@ int dram_open(struct share *s, struct dram **out, struct larder_error *err)
     d->run = NOWHERE;
     pthread_mutex_init(&d->fill, NULL);
     pin_init(&d->pin);
-    atomic_store(&h->members[d->member & 255], d->member);
-    for (uint32_t i = 0; i < h->spaces_max; i++) { /* of a dead process that had this slot */
-        if (atomic_load(user_word(d, i)) & user_bit(d))
-            atomic_fetch_and(user_word(d, i), ~user_bit(d));
-    }
+    enter(d);
     *out = d;
     return LARDER_OK;
 }
 
 void dram_leave(struct dram *d, uint32_t space)
 {
-    if (space < d->h->spaces_max)
+    uint64_t once = (uint64_t)d->member << 32 | 1;
+    if (space < d->h->spaces_max && atomic_load(&d->h->members[d->member & 255]) == once)
         atomic_fetch_and(user_word(d, space), ~user_bit(d));
 }
 
 void dram_close(struct dram *d)
 {
+    _Atomic uint64_t *me;
     if (!d)
         return;
     slab_seal(d);
-    for (uint32_t i = 0; i < d->h->spaces_max; i++) {
-        if (atomic_load(user_word(d, i)) & user_bit(d))
-            dram_leave(d, i);
+    me = &d->h->members[d->member & 255];
+    uint64_t was = atomic_load(me);
+    while (!atomic_compare_exchange_weak(me, &was, (uint32_t)was == 1 ? was - 1 + ENTERING : was - 1)) {
+    }
+    if ((uint32_t)was == 1) { /* the last one of this process: with the door shut */
+        leave_all(d);
+        atomic_store(me, 0);
     }
     pin_release(&d->pin);
     pthread_mutex_destroy(&d->fill);
@@ -227,7 +259,7 @@ static bool has_users(struct dram *d, uint32_t space)
 {
     for (unsigned i = 0; i < SHARE_PROCESSES_MAX; i++) {
         uint64_t bits = atomic_load(&d->spaces[space].users[i / 64]);
-        uint32_t member = atomic_load(&d->h->members[i]);
+        uint32_t member = (uint32_t)(atomic_load(&d->h->members[i]) >> 32);
         if ((bits >> (i & 63) & 1) && member && (member == d->member || share_alive(d->share, member)))
             return true;
     }

@@ -61,7 +61,7 @@ struct dram_header {
     _Atomic uint32_t closed;
     _Alignas(64) _Atomic uint64_t entries;
     _Atomic uint64_t record_bytes, admissions, refusals, evictions;
-    _Alignas(64) _Atomic uint32_t members[SHARE_PROCESSES_MAX];
+    _Alignas(64) _Atomic uint64_t members[SHARE_PROCESSES_MAX]; /* member << 32 | how often it has the arena open */
 };
 
 /* ---- of this process ---- */
