@@ -19,6 +19,9 @@
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25 /* since Linux 6.1 */
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* since Linux 5.14 */
+#endif
 #define REGISTER_BYTES (16 * ARENA_HUGE) /* at once */
 #define REGISTER_PORTABLE 1u
 
@@ -143,7 +146,7 @@ static void settle(struct pin *p, uint8_t *base, uint64_t from, uint64_t to)
 {
     bool aligned = (uintptr_t)base % ARENA_HUGE == 0;
     for (uint64_t at = round_down(from, ARENA_HUGE); aligned && !p->no_collapse && at + ARENA_HUGE <= to; at += ARENA_HUGE) {
-        *(volatile uint8_t *)(base + at); /* private memory has to have a page there */
+        madvise(base + at, ARENA_PAGE, MADV_POPULATE_WRITE); /* private memory has to have a page there */
         if (madvise(base + at, ARENA_HUGE, MADV_COLLAPSE) == 0)
             p->collapsed += ARENA_HUGE;
         else if (errno == EINVAL && p->collapsed == 0)
