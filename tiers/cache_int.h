@@ -121,21 +121,21 @@ int nvme_open(const struct nvme_options *o, struct nvme **n, struct larder_error
 void nvme_close(struct nvme *n); /* writes what is queued and checkpoints; in a forked child it only gives back memory */
 /* The number of a space, registered at first use; while it is registered its records are not reclaimed for others. */
 int nvme_space(struct nvme *n, const struct cache_space *space, uint32_t *id, struct larder_error *err);
-/* Where a record lies: a hint. [offset, offset + len) is to be read, header included; with O_DIRECT rounded to pages, by any
- * engine and joined with others as it likes. Lock-free. */
-struct nvme_place { int fd; uint64_t offset; uint32_t len; uint32_t segment, generation; };
+/* Where a record lies: a hint. [offset, offset + len) of fd is to be read, whole pages, header included, by any engine; the record
+ * begins `skip` bytes into it. Lock-free. */
+struct nvme_place { int fd; uint64_t offset; uint32_t len, skip; uint32_t segment, generation; };
 bool nvme_lookup(const struct nvme *n, uint32_t space, uint64_t ordinal, struct nvme_place *at);
-/* After the read: does the header match, and the CRC? hit->bytes points into what was read, which begins with the record's
- * header. read NULL: the read failed. False: a miss, and healed (the entry is dropped); after many failed reads in a row the tier
- * is passed by. Lock-free for a hit. */
+/* After the read of the whole range to `read`: does the header match, and the CRC? hit->bytes points into it. read NULL: the read
+ * failed. False: a miss, and healed (the entry is dropped); after many failed reads in a row the tier is passed by. Lock-free for
+ * a hit. */
 bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at, const void *read, struct cached *hit);
 /* Queues a record for writing behind; never waits for the disk. OK also when it is there. ENOMEM: no room on disk
  * (nvme_closed) or, this time, in the write buffer. Found by lookup only once it is written. */
 int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct cached *record);
-bool nvme_closed(struct nvme *n, uint32_t space); /* a record was refused for want of room, and none was freed since; or the disk failed */
+bool nvme_closed(const struct nvme *n, uint32_t space); /* a record was refused for want of room, and none was freed since; or the disk failed */
 void nvme_flush(struct nvme *n);                  /* waits until all that was admitted before is written, or given up */
 bool nvme_direct(const struct nvme *n);
 struct nvme_stats { uint64_t budget, used, entries, admissions, refusals, evictions, healed, recovered, bookkeeping; const char *warning; };
-void nvme_stats(struct nvme *n, struct nvme_stats *out); /* used: real bytes on disk. warning is valid until close */
+void nvme_stats(const struct nvme *n, struct nvme_stats *out); /* used: real bytes on disk. warning is valid until close */
 
 #endif

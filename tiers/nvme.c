@@ -385,7 +385,9 @@ bool nvme_lookup(const struct nvme *n, uint32_t space, uint64_t ordinal, struct 
         unlikely(atomic_load_explicit(&n->broken, memory_order_relaxed)) || !nvme_map_find(&n->map, space, ordinal, &h) || h.pending)
         return false;
     uint64_t seq = atomic_load_explicit(&n->seq[h.segment], memory_order_relaxed);
-    *at = (struct nvme_place){n->segments[h.segment].fd, (uint64_t)h.unit * NVME_UNIT, h.units * NVME_UNIT, h.segment, (uint32_t)seq};
+    uint64_t from = (uint64_t)h.unit * NVME_UNIT, to = from + (uint64_t)h.units * NVME_UNIT, page = round_down(from, NVME_PAGE);
+    *at = (struct nvme_place){n->segments[h.segment].fd, page, (uint32_t)(round_up(to, NVME_PAGE) - page), (uint32_t)(from - page),
+                              h.segment, (uint32_t)seq};
     return (seq & 1023) == h.generation;
 }
 
@@ -394,7 +396,7 @@ static void heal(struct nvme *n, uint32_t space, uint64_t ordinal, const struct 
 {
     pthread_mutex_lock(&n->lock);
     if ((uint32_t)n->seq[at->segment] == at->generation &&
-        nvme_map_drop(&n->map, space, ordinal, at->segment, (uint32_t)(at->offset / NVME_UNIT))) {
+        nvme_map_drop(&n->map, space, ordinal, at->segment, (uint32_t)((at->offset + at->skip) / NVME_UNIT))) {
         n->healed++;
         nvme_entry_gone(n, at->segment);
     }
@@ -413,10 +415,11 @@ static void read_failed(struct nvme *n)
 
 bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at, const void *read, struct cached *hit)
 {
+    const uint8_t *head = (const uint8_t *)read + at->skip;
     struct nvme_record r;
-    if (read && nvme_record_decode(read, &r) && r.space_hash == n->spaces[space].hash && r.ordinal == ordinal &&
-        nvme_units(r.stored_len) * NVME_UNIT == at->len && crc32c(0, (const uint8_t *)read + NVME_UNIT, r.stored_len) == r.crc) {
-        *hit = (struct cached){(const uint8_t *)read + NVME_UNIT, r.stored_len, r.raw_len, r.crc, r.codec};
+    if (read && nvme_record_decode(head, &r) && r.space_hash == n->spaces[space].hash && r.ordinal == ordinal &&
+        nvme_units(r.stored_len) * NVME_UNIT <= at->len - at->skip && crc32c(0, head + NVME_UNIT, r.stored_len) == r.crc) {
+        *hit = (struct cached){head + NVME_UNIT, r.stored_len, r.raw_len, r.crc, r.codec};
         if (atomic_load_explicit(&n->read_errors, memory_order_relaxed))
             atomic_store_explicit(&n->read_errors, 0, memory_order_relaxed);
         return true;
@@ -429,8 +432,9 @@ bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct n
 
 bool nvme_direct(const struct nvme *n) { return n->direct; }
 
-void nvme_stats(struct nvme *n, struct nvme_stats *out)
+void nvme_stats(const struct nvme *shown, struct nvme_stats *out)
 {
+    struct nvme *n = (struct nvme *)(uintptr_t)shown; /* but for its lock it is left alone */
     pthread_mutex_lock(&n->lock);
     *out = (struct nvme_stats){.budget = n->budget, .used = n->other_blocks, .entries = n->entries, .admissions = n->admissions,
                                .refusals = n->refusals, .evictions = n->evictions, .healed = n->healed, .recovered = n->recovered,

@@ -312,8 +312,9 @@ int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct ca
     return rc;
 }
 
-bool nvme_closed(struct nvme *n, uint32_t space)
+bool nvme_closed(const struct nvme *shown, uint32_t space)
 {
+    struct nvme *n = (struct nvme *)(uintptr_t)shown; /* but for its lock it is left alone */
     if (atomic_load_explicit(&n->failed, memory_order_relaxed) || space == 0 || space > NVME_SPACES_MAX)
         return true;
     pthread_mutex_lock(&n->lock);
