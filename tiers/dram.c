@@ -3,8 +3,8 @@
  * dram.c - the arena: records in a region of memory that all processes of a node share.
  *
  * Admitting copies the record and its head into room of the slabs and then publishes it by one word of the table. A
- * lookup goes through a batch as a pipeline: the table's line of the key 24 ahead is prefetched, then the record's head of the
- * key 12 ahead, so that both misses of a key are under way while others are answered.
+ * lookup goes through a batch as a pipeline: for keys further ahead the table's line is prefetched, for nearer ones the record's
+ * head, so that the misses of a key are under way while others are answered; the rest of a record is prefetched with its answer.
  *
  * [dram I1] Budget: header, table and slabs handed out never exceed it, in pages (but for the 16 KiB that an empty arena needs).
  * [dram I2] A word in the table names a record whose bytes are complete.
@@ -20,6 +20,9 @@
  * Any thread of any process, at any time.
  */
 #include <sched.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include "tiers/dram_int.h"
 
@@ -27,8 +30,9 @@
 #define ARENA_VERSION 1u
 #define BUDGET_MAX (2ull << 40)
 #define ENTERING 0x80000000u
-#define AHEAD_LINE 24u /* before it is answered */
-#define AHEAD_HEAD 12u
+#define AHEAD_LINE 28u /* keys before it is answered */
+#define AHEAD_NEXT 18u
+#define AHEAD_HEAD 10u
 #define RING 32u       /* > AHEAD_LINE */
 #define PREFETCH_MAX 1024u
 
@@ -330,7 +334,7 @@ static void reads_done(struct dram_header *h)
 #endif
 }
 
-static void read_head(const uint8_t *head, struct cached *hit)
+static inline void read_head(const uint8_t *head, struct cached *hit)
 {
     uint64_t key = head_key(head);
     bool has_raw = key & HEAD_HAS_RAW;
@@ -369,39 +373,62 @@ static bool copy_out(const struct dram *d, _Atomic uint64_t *slot, uint64_t word
 
 struct pending { uint64_t key, hash, word; _Atomic uint64_t *slot; };
 
-/* The first slot with the key's tag in its line of the newest part: nearly always the right one. */
-static void guess(const struct dram *d, const struct parts *s, struct pending *p)
+/* Which slots of a line have the tag, a bit each. A hint: the slot is then read for good. */
+static inline unsigned tags_in(const struct table_line *l, uint32_t tag)
 {
-    struct table_line *l = part_line(&s->at[0], p->hash);
-    p->word = 0;
-    for (unsigned j = 0; j < LINE_SLOTS; j++) {
-        uint64_t w = atomic_load_explicit(&l->slot[j], memory_order_acquire);
-        if (w >> 40 == (p->hash & 0xffffff) && w > 1) {
-            p->word = w;
-            p->slot = &l->slot[j];
-            const uint8_t *head = d->slabs + slot_place(w);
-            __builtin_prefetch(head);
-            __builtin_prefetch(head + 64);
-            __builtin_prefetch(head + 128);
-            return;
-        }
+    unsigned mask = 0;
+#if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
+    __m128i want = _mm_set1_epi32((int)tag);
+    for (unsigned j = 0; j < LINE_SLOTS; j += 4) {
+        __m128 lo = _mm_load_ps((const float *)(const void *)&l->slot[j]);
+        __m128 hi = _mm_load_ps((const float *)(const void *)&l->slot[j + 2]);
+        __m128i tags = _mm_srli_epi32(_mm_castps_si128(_mm_shuffle_ps(lo, hi, _MM_SHUFFLE(3, 1, 3, 1))), 8);
+        mask |= (unsigned)_mm_movemask_ps(_mm_castsi128_ps(_mm_cmpeq_epi32(tags, want))) << j;
     }
+#else
+    for (unsigned j = 0; j < LINE_SLOTS; j++)
+        mask |= (unsigned)(atomic_load_explicit(&l->slot[j], memory_order_relaxed) >> 40 == tag) << j;
+#endif
+    return mask;
 }
 
-static bool answer(const struct dram *d, const struct parts *s, struct pending *p, size_t i, struct cached *hit,
-                   dram_copy_fn *copy, void *user)
+/* The first slot with the key's tag in line i of its probe of the largest part: nearly always the right one. Asks for
+ * the head there. */
+static inline bool guess(const struct dram *d, const struct parts *s, struct pending *p, unsigned i)
 {
-    if (!p->word || (head_key(d->slabs + slot_place(p->word)) & KEY_MASK) != p->key ||
-        atomic_load_explicit(p->slot, memory_order_acquire) != p->word)
+    struct table_line *l = part_line(&s->at[s->largest], p->hash, i);
+    uint32_t tag = (uint32_t)p->hash & 0xffffff;
+    for (unsigned mask = tags_in(l, tag); mask; mask &= mask - 1) {
+        p->slot = &l->slot[__builtin_ctz(mask)];
+        p->word = atomic_load_explicit(p->slot, memory_order_acquire);
+        if (p->word > 1 && p->word >> 40 == tag) {
+            __builtin_prefetch(d->slabs + slot_place(p->word));
+            return true;
+        }
+    }
+    p->word = 0;
+    return false;
+}
+
+static inline bool right(const struct dram *d, const struct pending *p)
+{
+    return p->word && (head_key(d->slabs + slot_place(p->word)) & KEY_MASK) == p->key &&
+           atomic_load_explicit(p->slot, memory_order_acquire) == p->word;
+}
+
+static inline bool answer(const struct dram *d, const struct parts *s, struct pending *p, size_t i, struct cached *hit,
+                          dram_copy_fn *copy, void *user)
+{
+    if (unlikely(!right(d, p)))
         p->word = table_find(d, s, p->key, p->hash, &p->slot);
     if (!p->word)
         return false;
     if (d->fifo)
         return copy_out(d, p->slot, p->word, p->key, i, hit, copy, user);
     read_head(d->slabs + slot_place(p->word), hit);
-    size_t ahead = MIN(hit->stored_len, PREFETCH_MAX);
-    for (size_t at = 192 - HEAD_BYTES; at < ahead; at += 64)
-        __builtin_prefetch((const uint8_t *)hit->bytes + at);
+    const uint8_t *head = d->slabs + slot_place(p->word), *end = head + HEAD_BYTES + MIN(hit->stored_len, PREFETCH_MAX);
+    for (head += 64; head < end + 63; head += 64)
+        __builtin_prefetch(head);
     return true;
 }
 
@@ -417,10 +444,18 @@ size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, siz
             struct pending *p = &ring[i % RING];
             p->key = key_of(space, ordinals[i]);
             p->hash = key_hash(p->key);
-            __builtin_prefetch(part_line(&s.at[0], p->hash));
+            __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 0));
         }
-        if (i >= AHEAD_LINE - AHEAD_HEAD && i - (AHEAD_LINE - AHEAD_HEAD) < n)
-            guess(d, &s, &ring[(i - (AHEAD_LINE - AHEAD_HEAD)) % RING]);
+        if (i >= AHEAD_LINE - AHEAD_NEXT && i - (AHEAD_LINE - AHEAD_NEXT) < n) {
+            struct pending *p = &ring[(i - (AHEAD_LINE - AHEAD_NEXT)) % RING];
+            if (!guess(d, &s, p, 0))
+                __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 1));
+        }
+        if (i >= AHEAD_LINE - AHEAD_HEAD && i - (AHEAD_LINE - AHEAD_HEAD) < n) {
+            struct pending *p = &ring[(i - (AHEAD_LINE - AHEAD_HEAD)) % RING];
+            if (!p->word && !guess(d, &s, p, 1))
+                __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 2));
+        }
         if (i >= AHEAD_LINE) {
             size_t at = i - AHEAD_LINE;
             hits[at].bytes = NULL;

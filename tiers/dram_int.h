@@ -29,7 +29,7 @@
 #define ARENA_HUGE (2ull << 20)
 #define PARTS_MAX 24
 #define LINE_SLOTS 8u /* of 8 bytes: a cache line */
-#define PROBE_LINES 16u
+#define PROBE_LINES 32u /* 16 pairs */
 #define NOWHERE UINT64_MAX
 #define CLAIM_WAYS 7
 
@@ -128,11 +128,13 @@ static inline uint64_t record_need(uint32_t stored_len, bool has_raw)
 /* ---- table.c ---- */
 
 struct part { struct table_line *lines; uint64_t n; };
-struct parts { struct part at[PARTS_MAX]; unsigned n; }; /* newest first */
+struct parts { struct part at[PARTS_MAX]; unsigned n, largest; }; /* newest first */
 void table_parts(const struct dram *d, struct parts *s);
-static inline struct table_line *part_line(const struct part *s, uint64_t hash)
+/* Probe i of a key: pairs of neighbours, each pair at another place. */
+static inline struct table_line *part_line(const struct part *s, uint64_t hash, unsigned i)
 {
-    return &s->lines[((hash >> 32) * s->n) >> 32];
+    uint32_t at = (uint32_t)(hash >> 32) + i / 2 * ((uint32_t)hash | 1);
+    return &s->lines[((uint64_t)at * s->n >> 32) ^ (i & 1)]; /* n is even */
 }
 /* A slot: tag of the key (24 bits), place in the slab area + 2 in units of 4 bytes. 0 was never used, 1 is free again. */
 #define SLOT_PLACE_MASK ((1ull << 40) - 1)

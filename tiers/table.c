@@ -4,12 +4,13 @@
  *
  * A slot names a place and a tag of the key; the key itself is in the record's head, next to the bytes that a reader wants
  * anyway. So publishing a record is one compare-and-swap of one word: there is no half-written slot that a killed process
- * could leave, and no lock. Readers take what they find and check the head. Probing goes from the key's line through
- * PROBE_LINES lines and ends at the first with a slot never used; a slot freed again keeps probes going and is reused.
+ * could leave, and no lock. Readers take what they find and check the head. Probing goes through pairs of
+ * neighbouring lines, each pair somewhere else, and ends at the first line with a slot never used; a slot freed again keeps
+ * probes going and is reused. (Probing on through neighbours finds a full stretch in a large table at 75% load already.)
  *
  * How many records a budget holds is known only as they come. So the table begins with one small part; when a key finds
  * no slot, another is added, sized for the rest of the budget at the mean size of the records so far. Nothing ever moves:
- * lookups ask the newest part first, which holds nearly all. Adding is two steps, pages from dram_header.alloc, then the
+ * lookups ask the largest part first, which holds nearly all. Adding is two steps, pages from dram_header.alloc, then the
  * descriptor; whoever finds pages without descriptor writes it, so that it does not matter who dies in between.
  *
  * Any thread of any process, at any time.
@@ -18,12 +19,12 @@
 
 #define SLOT_FREED 1ull
 #define PAGE_LINES (ARENA_PAGE / sizeof(struct table_line))
-#define GROW_FACTOR_MAX 32 /* over the size so far: the mean of few records says little about many */
+#define GROW_SHARE_MAX 16 /* of the room: the first records may be smaller than those that follow */
 
 void table_parts(const struct dram *d, struct parts *s)
 {
     uint64_t words[PARTS_MAX];
-    s->n = 0;
+    s->n = s->largest = 0;
     while (s->n < PARTS_MAX) {
         uint64_t w = atomic_load_explicit(&d->h->parts[s->n], memory_order_acquire);
         if (!w)
@@ -33,13 +34,9 @@ void table_parts(const struct dram *d, struct parts *s)
     for (unsigned i = 0; i < s->n; i++) {
         uint64_t w = words[s->n - 1 - i];
         s->at[i] = (struct part){(struct table_line *)(d->table + (w >> 32) * ARENA_PAGE), (uint32_t)w * PAGE_LINES};
+        if (s->at[i].n > s->at[s->largest].n)
+            s->largest = i;
     }
-}
-
-static struct table_line *line_at(const struct part *s, struct table_line *home, unsigned i)
-{
-    struct table_line *l = home + i;
-    return l < s->lines + s->n ? l : s->lines + (size_t)(l - (s->lines + s->n)) % s->n;
 }
 
 static bool is_record(uint64_t word) { return word > SLOT_FREED; }
@@ -54,9 +51,8 @@ static bool holds(const struct dram *d, _Atomic uint64_t *slot, uint64_t word, u
 
 static uint64_t find_in(const struct dram *d, const struct part *s, uint64_t key, uint64_t hash, _Atomic uint64_t **slot)
 {
-    struct table_line *home = part_line(s, hash);
     for (unsigned i = 0; i < PROBE_LINES; i++) {
-        struct table_line *l = line_at(s, home, i);
+        struct table_line *l = part_line(s, hash, i);
         bool unused = false;
         for (unsigned j = 0; j < LINE_SLOTS; j++) {
             uint64_t w = atomic_load_explicit(&l->slot[j], memory_order_acquire);
@@ -88,9 +84,8 @@ uint64_t table_find(const struct dram *d, const struct parts *s, uint64_t key, u
 static _Atomic uint64_t *slot_for(const struct dram *d, const struct part *s, uint64_t key, uint64_t hash, uint64_t *word)
 {
     _Atomic uint64_t *taken = NULL;
-    struct table_line *home = part_line(s, hash);
     for (unsigned i = 0; i < PROBE_LINES; i++) {
-        struct table_line *l = line_at(s, home, i);
+        struct table_line *l = part_line(s, hash, i);
         for (unsigned j = 0; j < LINE_SLOTS; j++) {
             uint64_t w = atomic_load_explicit(&l->slot[j], memory_order_acquire);
             if (!is_record(w) && !taken) {
@@ -128,17 +123,16 @@ uint64_t table_room_pages(const struct dram *d, uint64_t alloc)
     return taken < d->h->budget_pages ? d->h->budget_pages - taken : 0;
 }
 
-/* Pages for the next part: for what the rest of the budget will hold at 85% load. 0: no room. */
+/* Pages for the next part: for what the rest of the budget will hold at 80% load. 0: no room. */
 static uint64_t grow_pages(const struct dram *d, uint64_t alloc)
 {
     uint64_t entries = atomic_load_explicit(&d->h->entries, memory_order_relaxed);
     uint64_t bytes = atomic_load_explicit(&d->h->record_bytes, memory_order_relaxed);
     uint64_t room = table_room_pages(d, alloc), have = alloc >> 32;
     uint64_t mean = (entries ? bytes / entries : 0) + HEAD_BYTES + 2 + 10; /* its slot counted too */
-    uint64_t pages = room * ARENA_PAGE / mean * 8 / 85 * 100 / ARENA_PAGE + 1;
+    uint64_t pages = room * ARENA_PAGE / mean * 8 / 80 * 100 / ARENA_PAGE + 1;
     pages = MAX(pages, have / 8);
-    pages = MIN(pages, have * GROW_FACTOR_MAX);
-    pages = MIN(pages, MAX(room / 2, 1));
+    pages = MIN(pages, MAX(room / GROW_SHARE_MAX, 1));
     return MIN(pages, MIN(room, d->h->table_pages_max - have));
 }
 
@@ -196,9 +190,8 @@ bool table_remove(struct dram *d, const struct parts *s, uint64_t hash, uint64_t
     uint64_t word = slot_word(hash, place);
     (void)d;
     for (unsigned k = 0; k < s->n; k++) {
-        struct table_line *home = part_line(&s->at[k], hash);
         for (unsigned i = 0; i < PROBE_LINES; i++) {
-            struct table_line *l = line_at(&s->at[k], home, i);
+            struct table_line *l = part_line(&s->at[k], hash, i);
             for (unsigned j = 0; j < LINE_SLOTS; j++) {
                 uint64_t want = word;
                 if (atomic_load_explicit(&l->slot[j], memory_order_relaxed) == word)
