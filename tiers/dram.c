@@ -544,7 +544,10 @@ int dram_admit(struct dram *d, uint32_t space, uint64_t ordinal, const struct ca
     table_parts(d, &s);
     word = table_find(d, &s, key, hash, NULL);
     if (!word && policy_admit(replacement, dram_closed(d), need, need, whole) == POLICY_ADMIT) {
+        uint32_t pages = (uint32_t)atomic_load(&d->h->alloc);
         word = admit(d, space, key, hash, record);
+        if (pages != (uint32_t)atomic_load(&d->h->alloc))
+            table_prepare(d);
         if (word == NOWHERE && policy_admit(replacement, false, need, 0, whole) == POLICY_CLOSE)
             atomic_store(&d->h->closed, 1);
     }

@@ -144,6 +144,8 @@ static inline uint64_t slot_place(uint64_t word) { return ((word & SLOT_PLACE_MA
 uint64_t table_find(const struct dram *d, const struct parts *s, uint64_t key, uint64_t hash, _Atomic uint64_t **slot);
 /* Publishes a record. 0: done; another word: the key is there already; NOWHERE: no room in the table. */
 uint64_t table_insert(struct dram *d, uint64_t key, uint64_t hash, uint64_t place);
+/* Makes the table large enough for what the budget will hold, as far as can be told by now. */
+void table_prepare(struct dram *d);
 bool table_remove(struct dram *d, const struct parts *s, uint64_t hash, uint64_t place);
 /* Removes every record of a space. */
 void table_sweep(struct dram *d, uint32_t space);

@@ -11,7 +11,8 @@
  * How many records a budget holds is known only as they come. So the table begins with one small part; when a key finds
  * no slot, another is added, sized for the rest of the budget at the mean size of the records so far. Nothing ever moves:
  * lookups ask the largest part first, which holds nearly all. Adding is two steps, pages from dram_header.alloc, then the
- * descriptor; whoever finds pages without descriptor writes it, so that it does not matter who dies in between.
+ * descriptor; whoever finds pages without descriptor writes it, so that it does not matter who dies in between. From half of
+ * the budget on, table_prepare adds what will be needed while there is room for it.
  *
  * Any thread of any process, at any time.
  */
@@ -163,6 +164,20 @@ static bool grow(struct dram *d, unsigned seen)
             return false;
         atomic_compare_exchange_strong(&d->h->alloc, &alloc, alloc + (pages << 32));
     }
+}
+
+void table_prepare(struct dram *d)
+{
+    uint64_t alloc = atomic_load(&d->h->alloc), room = table_room_pages(d, alloc);
+    uint64_t entries = atomic_load_explicit(&d->h->entries, memory_order_relaxed);
+    uint64_t bytes = atomic_load_explicit(&d->h->record_bytes, memory_order_relaxed);
+    struct parts s;
+    if (room > d->h->budget_pages / 2 || entries < 64)
+        return;
+    uint64_t will = ((uint32_t)alloc + room) * ARENA_PAGE / (bytes / entries + HEAD_BYTES + 2);
+    table_parts(d, &s);
+    if (will > (alloc >> 32) * PAGE_LINES * LINE_SLOTS * 4 / 5)
+        grow(d, s.n);
 }
 
 uint64_t table_insert(struct dram *d, uint64_t key, uint64_t hash, uint64_t place)
