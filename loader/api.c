@@ -152,7 +152,7 @@ int dataset_check(const struct larder_dataset *ds, struct larder_error *err)
 static int dataset_open_layers(struct larder_dataset *ds, const struct larder_dataset_options *o, struct larder_error *err)
 {
     struct store_options so = {o->generation, o->table_bytes, o->index_bytes};
-    struct tiers_options to = {o->queue_depth, o->files_max, o->direct};
+    struct tiers_options to = {o->queue_depth, o->files_max, o->direct, cache_of(o->cache)};
     int rc;
 
     rc = store_open(ds->io, &so, &ds->store, err);
@@ -183,6 +183,8 @@ int larder_dataset_open(const char *uri, const struct larder_dataset_options *op
         return err_set(err, LARDER_EINVAL, "larder_dataset_options.direct: %d is no enum larder_direct", o.direct);
     if (o.queue_depth > 4096)
         return err_set(err, LARDER_EINVAL, "larder_dataset_options.queue_depth: %u is more than 4096", o.queue_depth);
+    if (o.cache && (rc = tiers_cache_check(cache_of(o.cache), err)))
+        return rc;
     rc = place_open(uri, false, &p, err);
     if (rc)
         return rc;

@@ -134,6 +134,79 @@ struct larder_value {
     size_t len; /* bytes */
 };
 
+/* ------------------------------------------------------------------------------------ cache */
+
+/* What stands in front of the origin: memory (DRAM), then directories on local disks (NVMe). Records are cached as they are
+ * stored. All processes of a user on a node that open a cache of the same name share its DRAM, which goes back to the kernel with
+ * the last of them, however it ends: nothing is left behind. One cache serves any number of datasets. */
+struct larder_cache;
+
+enum larder_replacement {
+    LARDER_REPLACE_NONE = 0, /* what came in stays: with room for C of F samples each later epoch misses F - C (CoorDL 5.1) */
+    LARDER_REPLACE_FIFO = 1  /* what came first makes room (DELI III-A) */
+};
+
+#define LARDER_DRAM_DEFAULT 0        /* a quarter of the memory available */
+#define LARDER_DRAM_OFF UINT64_MAX
+
+struct larder_cache_nvme {
+    const char *dir; /* made when it is not there; belongs to one cache at a time */
+    uint64_t bytes;  /* hard limit of what the directory takes on disk */
+};
+
+/* May this ordinal be admitted on this node? Pure; called by any thread. */
+typedef int larder_admit_fn(void *user, uint64_t ordinal);
+
+struct larder_cache_options {
+    size_t struct_size;
+    const char *name;        /* 1..64 letters, digits, '-', '_', '.'; NULL: private to this handle; default "default" */
+    uint64_t dram_bytes;     /* of the node, bookkeeping included; LARDER_DRAM_DEFAULT, LARDER_DRAM_OFF, or bytes. More than 80% of the
+                              * memory available is EINVAL. Who joins a cache that is there takes it as it is. */
+    const struct larder_cache_nvme *nvme; /* [n_nvme], 8 at most; borrowed during the call */
+    size_t n_nvme;
+    int replacement;         /* enum larder_replacement, of all tiers */
+    larder_admit_fn *admit;  /* NULL: all, first come */
+    void *admit_user;
+    int copy_local;          /* 1: copy records of origins in local directories into NVMe too; else those are read in place */
+};
+#define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0}
+
+/* Opens or joins a cache. opts may be NULL (all defaults). A directory that another cache uses, or that cannot be used, is
+ * passed by with a warning: larder_cache_warning().
+ * Errors: EINVAL, ENOMEM, EIO. Owned: larder_cache_close(), after the datasets that use it are closed and all their samples
+ * released. */
+int larder_cache_open(const struct larder_cache_options *opts, struct larder_cache **cache, struct larder_error *err);
+void larder_cache_close(struct larder_cache *cache); /* NULL is allowed */
+
+/* One tier of a cache. hits to requests and the latencies are this process's since it opened the cache, the rest is of the
+ * tier as all processes made it. */
+struct larder_cache_tier {
+    uint64_t budget_bytes, used_bytes, entries;
+    uint64_t bookkeeping_bytes; /* of used_bytes: no record */
+    uint64_t hits, misses;      /* samples: a hit in one tier is a miss in each nearer one */
+    uint64_t bytes;             /* fetched from it */
+    uint64_t requests;          /* DRAM: lookups, of any number of records; others: reads submitted */
+    uint64_t admissions, refusals, evictions, healed;
+    uint64_t latency_ns_p50, latency_ns_p90, latency_ns_p99, latency_ns_max; /* of requests */
+};
+
+struct larder_cache_stats {
+    size_t struct_size;
+    struct larder_cache_tier dram, nvme, origin; /* nvme: all directories together */
+    uint64_t locked_bytes;  /* of DRAM: pinned */
+    int shared;             /* other processes can join it */
+    int joined;             /* it was there when it was opened */
+};
+
+/* Fills *stats (struct_size set). EINVAL, EFORK. Thread-safe. */
+int larder_cache_stats(const struct larder_cache *cache, struct larder_cache_stats *stats, struct larder_error *err);
+
+/* Warning number i, from 0: why something is slower than it could be. NULL: there are no more. Borrowed until close. */
+const char *larder_cache_warning(const struct larder_cache *cache, size_t i);
+
+/* Writes the statistics as Prometheus text to the file at path, which is replaced atomically. EIO, ENOMEM, EFORK. */
+int larder_cache_metrics(const struct larder_cache *cache, const char *path, struct larder_error *err);
+
 /* ---------------------------------------------------------------------------------- dataset */
 
 struct larder_dataset;
@@ -154,8 +227,9 @@ struct larder_dataset_options {
     unsigned files_max;      /* shard files open at once; 0: 512, less where RLIMIT_NOFILE is low */
     unsigned queue_depth;    /* reads in flight for larder_dataset_read(); 0: 64 */
     int direct;              /* enum larder_direct; default AUTO */
+    struct larder_cache *cache; /* NULL: none; must outlive the dataset */
 };
-#define LARDER_DATASET_OPTIONS_INIT {sizeof(struct larder_dataset_options), 0, 0, 0, 0, 0, 0}
+#define LARDER_DATASET_OPTIONS_INIT {sizeof(struct larder_dataset_options), 0, 0, 0, 0, 0, 0, NULL}
 
 /* Opens the dataset at uri ("/path" or "file:///path") and pins one generation. opts may be NULL (all
  * defaults). Reads the manifest only: time and memory grow with the number of shards, not of samples;
@@ -312,11 +386,11 @@ int larder_loader_next(struct larder_loader *ld, const struct larder_batch **bat
 /* Gives the batch's slot back to be filled; NULL is allowed. Any thread; does not block. */
 void larder_batch_release(const struct larder_batch *batch);
 
-/* What the tier nearest to a sample delivered. */
+/* What one tier delivered. A delivered sample is a hit in one tier and a miss in each nearer one. */
 struct larder_tier_stats {
     uint64_t hits, misses; /* delivered samples */
     uint64_t bytes;        /* fetched from it */
-    uint64_t requests;     /* reads submitted to it */
+    uint64_t requests;     /* reads submitted to it; DRAM: lookups */
 };
 
 /* The numbers of one epoch, from the first larder_loader_next() of it to its LARDER_END. */
@@ -329,6 +403,7 @@ struct larder_loader_stats {
     uint64_t fetch_stall_ns; /* the consumer waited for bytes (CoorDL 3) */
     uint64_t prep_stall_ns;  /* the consumer waited for decoding (CoorDL 3) */
     struct larder_tier_stats origin;
+    struct larder_tier_stats dram, nvme; /* all 0 where the dataset has no such tier */
 };
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */

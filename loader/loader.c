@@ -131,6 +131,14 @@ static int epoch_end(struct larder_loader *ld)
     return LARDER_END;
 }
 
+static void tier_add(struct larder_tier_stats *to, const struct larder_tier_stats *s)
+{
+    to->hits += s->hits;
+    to->misses += s->misses;
+    to->bytes += s->bytes;
+    to->requests += s->requests;
+}
+
 static void count(struct larder_loader *ld, const struct larder_batch *b, const struct stage_cost *cost)
 {
     struct larder_loader_stats *s = &ld->stats;
@@ -140,9 +148,9 @@ static void count(struct larder_loader *ld, const struct larder_batch *b, const 
     s->bytes += cost->bytes;
     s->fetch_stall_ns += cost->fetch_stall_ns;
     s->prep_stall_ns += cost->prep_stall_ns;
-    s->origin.hits += b->n;
-    s->origin.bytes += cost->io.bytes;
-    s->origin.requests += cost->io.requests;
+    tier_add(&s->dram, &cost->io.dram);
+    tier_add(&s->nvme, &cost->io.nvme);
+    tier_add(&s->origin, &cost->io.origin);
 }
 
 int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err)

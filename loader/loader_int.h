@@ -103,11 +103,14 @@ struct stage_options {
     size_t staging_bytes;
 };
 
+/* The cache of a handle; NULL for NULL (cache_api.c). */
+struct tiers_cache *cache_of(const struct larder_cache *c);
+
 /* What a batch cost, beside the batch. */
 struct stage_cost {
     uint64_t fetch_stall_ns, prep_stall_ns; /* of the call that got it */
     uint64_t bytes;                         /* of its fields */
-    struct tiers_stats io;                  /* reads made for it */
+    struct tiers_counts io;                 /* what each tier gave */
 };
 
 int stage_open(const struct stage_options *o, struct stage **st, struct larder_error *err);

@@ -135,22 +135,42 @@ static int decode_pick(struct larder_dataset *ds, struct reader *r, const struct
     return rc;
 }
 
-/* Reads whole records. LARDER_END: the piece is too large. */
-static int read_whole(struct larder_dataset *ds, struct reader *r, const struct piece *p, struct larder_error *err)
+/* Decodes a whole fetch that has been read. What a cache gave uncompressed only needs to be placed. */
+static int decode_all(struct larder_dataset *ds, struct reader *r, const struct piece *p, uint8_t *scratch,
+                      struct larder_value *values, struct larder_error *err)
 {
-    struct larder_value *values;
-    size_t bytes, scratch = 0, i;
-    const struct extent *e;
-    struct layout l;
-    struct block *b;
-    uint8_t *at;
+    const struct extent *extents = tiers_fetch_extents(r->fetch), *e;
+    const void *const *views = p->fields ? NULL : tiers_fetch_views(r->fetch);
+    size_t i = 0;
     int rc;
 
-    rc = tiers_fetch_plan(r->fetch, p->ordinals, p->n, &bytes, err);
-    if (rc)
-        return rc;
+    while (i < p->n) {
+        if (views)
+            i += store_decode_views(ds->store, extents + i, views + i, p->n - i, values + i * p->n_fields);
+        if (i == p->n)
+            break;
+        e = &extents[i];
+        rc = decode_pick(ds, r, p, e, tiers_fetch_record(r->fetch, i), scratch, values + i * p->n_fields, err);
+        if (rc)
+            return rc;
+        scratch += scratch_of(e);
+        i++;
+    }
+    return 0;
+}
+
+/* The piece's fetch is planned and needs `bytes`. LARDER_END: the piece is too large. */
+static int read_planned(struct larder_dataset *ds, struct reader *r, const struct piece *p, size_t bytes, struct larder_error *err)
+{
+    const struct extent *extents = tiers_fetch_extents(r->fetch);
+    struct larder_value *values;
+    size_t scratch = 0, i;
+    struct layout l;
+    struct block *b;
+    int rc;
+
     for (i = 0; i < p->n; i++)
-        scratch += scratch_of(tiers_fetch_extent(r->fetch, i));
+        scratch += scratch_of(&extents[i]);
     if (bytes + scratch > PIECE_BYTES && p->n > 1)
         return LARDER_END;
     l = lay_out(bytes, scratch, p->n * p->n_fields);
@@ -159,17 +179,22 @@ static int read_whole(struct larder_dataset *ds, struct reader *r, const struct 
         return rc;
     rc = tiers_read(ds->tiers, r->fetch, b->memory, err);
     values = (struct larder_value *)(void *)(b->memory + l.values_at);
-    at = b->memory + l.scratch_at;
-    for (i = 0; rc == 0 && i < p->n; i++) {
-        e = tiers_fetch_extent(r->fetch, i);
-        rc = decode_pick(ds, r, p, e, tiers_fetch_record(r->fetch, i), at, values + i * p->n_fields, err);
-        at += scratch_of(e);
-    }
+    if (rc == 0)
+        rc = decode_all(ds, r, p, b->memory + l.scratch_at, values, err);
     if (rc)
         block_put(b, p->n);
     else
         fill(p, b, values);
     return rc;
+}
+
+/* Reads whole records. LARDER_END: the piece is too large. */
+static int read_whole(struct larder_dataset *ds, struct reader *r, const struct piece *p, struct larder_error *err)
+{
+    size_t bytes;
+    int rc = tiers_fetch_plan(r->fetch, p->ordinals, p->n, &bytes, err);
+
+    return rc ? rc : read_planned(ds, r, p, bytes, err);
 }
 
 /* ---- single fields ---- */
@@ -299,6 +324,11 @@ static int read_fields(struct larder_dataset *ds, struct reader *r, const struct
     size_t heads, bytes = 0, i;
     int rc;
 
+    if (tiers_has_dram(ds->tiers)) { /* fields of records in memory are views of it; else only their ranges are read */
+        rc = tiers_fetch_plan(r->fetch, p->ordinals, p->n, &bytes, err);
+        if (rc || tiers_fetch_is_hit(r->fetch))
+            return rc ? rc : read_planned(ds, r, p, bytes, err);
+    }
     rc = plan_heads(ds, r, p, &heads, &bytes, err);
     if (rc)
         return rc;

@@ -241,7 +241,6 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
     lay_out(st, s, bytes);
     if (s->len > st->o.staging_bytes)
         return too_small(st, s, s->len, err);
-    s->cost.io = tiers_fetch_stats(s->fetch);
     s->seq = st->plan_seq;
     return 0;
 }
@@ -306,13 +305,24 @@ static bool planned_all(const struct stage *st)
     return st->batches == 0 || (st->o.epochs && st->plan_epoch - st->o.epoch >= st->o.epochs);
 }
 
+/* An epoch that fills NVMe is over when what it admitted is written: so that the next one finds it there. */
+static bool epoch_settled(struct stage *st)
+{
+    if (st->plan_number != 0 || st->plan_epoch == st->o.epoch || !tiers_has_nvme(st->o.tiers))
+        return true;
+    if (st->in_flight)
+        return !tiers_filling(st->o.tiers);
+    tiers_settle(st->o.tiers);
+    return true;
+}
+
 /* Starts one more batch if there is one, a slot and room for it. Returns whether it did. */
 static bool start_next(struct stage *st)
 {
     struct larder_error e = {0};
     bool blocked = false;
 
-    if (!st->planned && planned_all(st))
+    if (!st->planned && (planned_all(st) || !epoch_settled(st)))
         return false;
     if (!st->planned) {
         if (slot_take(st, &st->planned, &e)) {
@@ -337,6 +347,7 @@ static void fetched_add(struct stage *st, struct slot *s)
     struct slot **at = &st->fetched;
 
     s->fetched_ns = now_ns();
+    s->cost.io = tiers_fetch_counts(s->fetch);
     while (*at && (*at)->seq < s->seq)
         at = &(*at)->next;
     s->next = *at;
@@ -392,6 +403,18 @@ static int decode_one(struct stage *st, struct slot *s, struct larder_error *err
     return 0;
 }
 
+/* Records that a cache gave need only be placed: as many of them as come next. */
+static void decode_views(struct stage *st, struct slot *s)
+{
+    struct larder_value *v = s->values + (size_t)s->decoded * st->n_fields;
+    size_t n = store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + s->decoded,
+                                  tiers_fetch_views(s->fetch) + s->decoded, s->batch.n - s->decoded, v);
+
+    for (size_t i = 0; i < n * st->n_fields; i++)
+        s->cost.bytes += v[i].len;
+    s->decoded += (uint32_t)n;
+}
+
 /* Checks and decodes a portion of the oldest fetched batch; the last portion makes it ready. */
 static void decode_some(struct stage *st)
 {
@@ -400,6 +423,8 @@ static void decode_some(struct stage *st)
     struct larder_error e = {0};
     size_t bytes = 0;
 
+    if (tiers_fetch_views(s->fetch))
+        decode_views(st, s);
     while (s->decoded < s->batch.n && s->decoded - first < PORTION_RECORDS && bytes < PORTION_BYTES) {
         bytes += tiers_fetch_extent(s->fetch, s->decoded)->raw_len;
         if (decode_one(st, s, &e)) {

@@ -186,6 +186,7 @@ int entry_decode(const uint8_t in[STORE_ENTRY], uint64_t footer_off, struct exte
     e->crc = get_u32(in + 16);
     uint32_t codec = get_u32(in + 20);
     e->codec = (uint8_t)codec;
+    e->checked = false;
     if (e->offset < STORE_PAGE || e->offset > footer_off || e->stored_len > footer_off - e->offset ||
         codec > CODEC_ZSTD_DICT || e->raw_len < e->stored_len)
         return LARDER_ECORRUPT;

@@ -255,3 +255,26 @@ int record_decode(const struct schema *s, const struct extent *e, const uint8_t 
     place(s, stored, packed, stored + l.head_len + l.packed_len, values);
     return LARDER_OK;
 }
+
+bool record_views(const struct schema *s, const struct extent *e, const uint8_t *stored, struct larder_value *values)
+{
+    bool field_crcs = s->n >= 2 && e->stored_len >= FIELD_CRC_BYTES;
+    uint32_t head_len = field_crcs ? record_head_max(s) : head_short(s);
+    if (e->stored_len < head_len || e->raw_len != e->stored_len || stored[0] != (field_crcs ? RECORD_FIELD_CRCS : 0) || stored[1] ||
+        get_u16(stored + 2) != s->n)
+        return false;
+    uint64_t packed = head_len, media_at = (uint64_t)head_len + get_u32(stored + 4), media = media_at; /* offsets */
+    for (uint32_t i = 0; i < s->n; i++) {
+        int type = s->fields[i].type;
+        uint32_t n = record_field_len(stored, i), width = type_width(type);
+        uint64_t *from = type_is_media(type) ? &media : &packed;
+        values[i] = (struct larder_value){NULL, 0};
+        if (n == FIELD_ABSENT)
+            continue;
+        if (width && n != width)
+            return false;
+        values[i] = (struct larder_value){stored + *from, n};
+        *from += n;
+    }
+    return packed == media_at && media == e->stored_len;
+}

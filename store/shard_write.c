@@ -208,7 +208,7 @@ int shard_writer_add(struct shard_writer *w, const void *key, size_t key_len, co
     if (rc || (rc = record_encode(&w->schema, values, w->comp, w->codec, &w->front, &w->tmp, &parts, err)) ||
         (rc = footer_reserve(w, key_len, err)))
         return rc;
-    struct extent e = {w->offset, 0, w->samples, parts.stored_len, parts.raw_len, parts.crc, parts.codec};
+    struct extent e = {w->offset, 0, w->samples, parts.stored_len, parts.raw_len, parts.crc, parts.codec, false};
     rc = w->io->ops->write(w->out, w->front.data, w->front.len, err);
     if (!rc && parts.packed_apart)
         rc = write_values(w, values, false, err);
@@ -222,7 +222,7 @@ int shard_writer_add(struct shard_writer *w, const void *key, size_t key_len, co
 int shard_writer_add_stored(struct shard_writer *w, const void *key, size_t key_len, const struct record_ref *r,
                             struct larder_error *err)
 {
-    struct extent e = {w->offset, 0, w->samples, r->stored_len, r->raw_len, r->crc, r->codec};
+    struct extent e = {w->offset, 0, w->samples, r->stored_len, r->raw_len, r->crc, r->codec, false};
     AUTO_FREE struct larder_value *values = calloc(w->schema.n, sizeof(*values));
     AUTO_FREE void *scratch = r->codec ? malloc(r->raw_len) : NULL;
     if (!values || (r->codec && !scratch))

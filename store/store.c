@@ -243,25 +243,39 @@ static int dict_load(struct store *s, uint32_t shard, struct zdict **dict, struc
     return LARDER_OK;
 }
 
+/* Where e lies for dictionaries and messages, also when its bytes came from a cache. */
+static uint32_t origin_of(const struct store *s, const struct extent *e, uint32_t *slot)
+{
+    if (e->shard != EXTENT_CACHED) {
+        *slot = e->slot;
+        return e->shard;
+    }
+    struct place p = place_of(&s->m, MIN(e->offset, s->m.samples - 1));
+    *slot = p.slot;
+    return p.shard;
+}
+
 /* The dictionary a record needs; NULL for none. */
 static int dict_for(struct store *s, const struct extent *e, struct zdict **dict, struct larder_error *err)
 {
     *dict = NULL;
     if (e->codec != CODEC_ZSTD_DICT)
         return LARDER_OK;
-    uint64_t id = s->m.shards[e->shard].dict_id;
+    uint32_t slot, shard = origin_of(s, e, &slot);
+    uint64_t id = s->m.shards[shard].dict_id;
     if (!id)
         return err_set(err, LARDER_ECORRUPT, "shards/%s slot %u: needs a dictionary that the shard does not have",
-                       s->m.shards[e->shard].name, e->slot);
+                       s->m.shards[shard].name, slot);
     *dict = dict_find(atomic_load(&s->dicts), id);
-    return *dict ? LARDER_OK : dict_load(s, e->shard, dict, err);
+    return *dict ? LARDER_OK : dict_load(s, shard, dict, err);
 }
 
 static int in_shard(const struct store *s, const struct extent *e, int rc, struct larder_error *err)
 {
-    const char *name = s->m.shards[e->shard].name;
-    return rc == LARDER_ECORRUPT ? err_prefix(err, rc, "shards/%s slot %u (ordinal %llu)", name, e->slot,
-                                              (unsigned long long)(s->m.shards[e->shard].base + e->slot)) : rc;
+    uint32_t slot, shard = origin_of(s, e, &slot);
+    const struct shard_ref *r = &s->m.shards[shard];
+    return rc == LARDER_ECORRUPT ? err_prefix(err, rc, "shards/%s slot %u (ordinal %llu)", r->name, slot,
+                                              (unsigned long long)(r->base + slot)) : rc;
 }
 
 size_t store_decode_scratch(const struct extent *e) { return e->codec == CODEC_NONE ? 0 : e->raw_len; }
@@ -270,7 +284,7 @@ int store_decode(struct store *s, struct decoder *d, const struct extent *e, con
                  struct larder_value *values, struct larder_error *err)
 {
     struct zdict *dict;
-    uint32_t crc = crc32c(0, stored, e->stored_len);
+    uint32_t crc = e->checked ? e->crc : crc32c(0, stored, e->stored_len);
     if (crc != e->crc)
         return err_set(err, LARDER_ECORRUPT, "shards/%s slot %u (ordinal %llu): %u bytes at offset %llu fail their CRC32C (stored "
                        "%08x, found %08x); larder verify lists all damage", s->m.shards[e->shard].name, e->slot,
@@ -278,6 +292,16 @@ int store_decode(struct store *s, struct decoder *d, const struct extent *e, con
                        e->crc, crc);
     int rc = dict_for(s, e, &dict, err);
     return rc ? rc : in_shard(s, e, record_decode(&s->m.schema, e, stored, d->z, dict, scratch, values, err), err);
+}
+
+size_t store_decode_views(const struct store *s, const struct extent *e, const void *const *stored, size_t n,
+                          struct larder_value *values)
+{
+    size_t i = 0;
+    while (i < n && e[i].checked && e[i].codec == CODEC_NONE &&
+           record_views(&s->m.schema, &e[i], stored[i], values + i * s->m.schema.n))
+        i++;
+    return i;
 }
 
 uint32_t store_head_len(const struct store *s, const struct extent *e)

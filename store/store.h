@@ -144,7 +144,14 @@ struct extent {
     uint32_t shard, slot;
     uint32_t stored_len, raw_len, crc;
     uint8_t codec;         /* enum record_codec */
+    bool checked;          /* the bytes were checked against crc already: store_decode does not do it again */
 };
+/* An extent of bytes that come from a cache and not from a shard: shard is EXTENT_CACHED, offset the ordinal. */
+#define EXTENT_CACHED UINT32_MAX
+static inline struct extent extent_cached(uint64_t ordinal, uint32_t stored_len, uint32_t raw_len, uint32_t crc, uint8_t codec)
+{
+    return (struct extent){ordinal, EXTENT_CACHED, 0, stored_len, raw_len, crc, codec, true};
+}
 /* Extents of n ordinals, any order. ENOTFOUND names the ordinal. Reads missing record-table pages in one batch. */
 int store_locate(struct store *s, const uint64_t *ordinals, size_t n, struct extent *out, struct larder_error *err);
 
@@ -158,6 +165,10 @@ size_t store_decode_scratch(const struct extent *e);
  * and offset. */
 int store_decode(struct store *s, struct decoder *d, const struct extent *e, const void *stored, void *scratch,
                  struct larder_value *values, struct larder_error *err);
+/* The same for the first of n records as long as they are checked and not compressed: returns how many it did, values[n][schema.n].
+ * Stops before a record that store_decode has to see, damaged ones too. */
+size_t store_decode_views(const struct store *s, const struct extent *e, const void *const *stored, size_t n,
+                          struct larder_value *values);
 /* Byte range (relative to the record) that holds a record's head: enough to place its fields; 0: read all of it. */
 uint32_t store_head_len(const struct store *s, const struct extent *e);
 /* From a record's head: the ranges (relative to the record) that the wanted fields need. ranges[n_fields]. A field in the

@@ -109,6 +109,9 @@ int record_layout_decode(const struct schema *schema, const struct extent *e, co
 uint32_t record_field_len(const uint8_t *head, uint32_t field);
 int record_decode(const struct schema *schema, const struct extent *e, const uint8_t *stored, struct zdecomp *d,
                   const struct zdict *dict, void *scratch, struct larder_value *values, struct larder_error *err);
+/* Views of the fields of a record that is not compressed and whose bytes were checked. False: its head does not add up, which
+ * record_decode explains. */
+bool record_views(const struct schema *schema, const struct extent *e, const uint8_t *stored, struct larder_value *values);
 uint32_t record_head_max(const struct schema *schema); /* with field CRCs */
 
 /* ---- pages.c: footer pages under a byte budget, shared by threads ---- */

@@ -134,6 +134,7 @@ bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct n
 int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct cached *record);
 bool nvme_closed(const struct nvme *n, uint32_t space); /* a record was refused for want of room, and none was freed since; or the disk failed */
 void nvme_flush(struct nvme *n);                  /* waits until all that was admitted before is written, or given up */
+bool nvme_flush_until(struct nvme *n, uint64_t deadline_ns); /* of now_ns(); false: not all is written yet */
 bool nvme_direct(const struct nvme *n);
 struct nvme_stats { uint64_t budget, used, entries, admissions, refusals, evictions, healed, recovered, bookkeeping; const char *warning; };
 void nvme_stats(const struct nvme *n, struct nvme_stats *out); /* used: real bytes on disk. warning is valid until close */

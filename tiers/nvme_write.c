@@ -619,16 +619,23 @@ static void *writer_main(void *arg)
 
 static bool idle(const struct nvme *n) { return !n->queue && !n->writing && !n->seal_due && !any_partial(n); }
 
-void nvme_flush(struct nvme *n)
+bool nvme_flush_until(struct nvme *n, uint64_t deadline_ns)
 {
+    struct timespec until = {(time_t)(deadline_ns / 1000000000u), (long)(deadline_ns % 1000000000u)};
+    int rc = 0;
     pthread_mutex_lock(&n->lock);
-    while (!idle(n)) {
+    while (!idle(n) && rc == 0) {
         n->flush_due = true;
         pthread_cond_signal(&n->work);
-        pthread_cond_wait(&n->written, &n->lock);
+        rc = deadline_ns == UINT64_MAX ? pthread_cond_wait(&n->written, &n->lock)
+                                       : pthread_cond_clockwait(&n->written, &n->lock, CLOCK_MONOTONIC, &until);
     }
+    bool done = idle(n);
     pthread_mutex_unlock(&n->lock);
+    return done;
 }
+
+void nvme_flush(struct nvme *n) { (void)nvme_flush_until(n, UINT64_MAX); }
 
 /* ---- start and stop ---- */
 

@@ -11,12 +11,20 @@
  * either all have been or one has failed: only then may its memory be used or freed [tiers I2]. The queue's ops are made at
  * open; reading allocates nothing.
  *
+ * With a cache a run that was read is settled first (stack.c), a portion at a time with a look at the engine in between; then the
+ * fetch is done, or reads once more, or waits for records that others fetch. The queue sleeps for those only when it has nothing
+ * else to do, its own claims settled.
+ *
+ *     waiting --> engine --> settling --> done
+ *        ^                       |    '--> others (asked again at each call) --> done
+ *        '-----------------------'
+ *
  * Threads: one at a time.
  */
 #include <errno.h>
 #include <unistd.h>
 
-#include "tiers/tiers_int.h"
+#include "tiers/stack_int.h"
 
 #define RETRIES_MAX 64u /* of EINTR and EAGAIN in a row */
 #define REAP_BATCH 64u
@@ -27,6 +35,7 @@ struct queue_op {
     const struct segment *segment;
     struct origin_file file;
     uint32_t done, retries;
+    uint64_t sent_ns;          /* with a cache: for its latencies */
     struct queue_op *next_free;
 };
 
@@ -38,7 +47,7 @@ struct tiers_queue {
     struct queue_op *ops, *free_ops;
     unsigned depth, in_engine;
     bool closing;
-    struct fetch_list waiting, done;
+    struct fetch_list waiting, settling, others, done;
     struct tiers_stats stats;
 };
 
@@ -58,7 +67,16 @@ static struct tiers_fetch *list_pop(struct fetch_list *l)
     return f;
 }
 
-static bool all_given(const struct tiers_fetch *f) { return f->failed || f->next_segment == f->plan.n_segments; }
+static bool all_given(const struct tiers_fetch *f) { return f->failed || f->next_segment == f->run->n_segments; }
+
+/* It is the caller's again, unread. */
+static void give_up(struct tiers_fetch *f)
+{
+    f->state = FETCH_EMPTY;
+    f->failed = true;
+    if (f->cached)
+        stack_end(f);
+}
 
 /* f left the waiting list, or lost a segment: is it over? */
 static void check_done(struct tiers_queue *q, struct tiers_fetch *f)
@@ -66,9 +84,9 @@ static void check_done(struct tiers_queue *q, struct tiers_fetch *f)
     if (f->in_flight)
         return;
     if (q->closing)
-        f->state = FETCH_EMPTY;
+        give_up(f);
     else if (q->waiting.head != f && all_given(f))
-        list_push(&q->done, f);
+        list_push(f->cached && !f->failed ? &q->settling : &q->done, f);
 }
 
 /* Remembers the first failure; the error itself is in f->error already when it was set by the callee. */
@@ -81,7 +99,7 @@ static void send_op(struct tiers_queue *q, struct queue_op *op)
 {
     const struct segment *s = op->segment;
     op->read.offset = s->offset + op->done;
-    op->read.buf = op->fetch->memory + s->memory + op->done;
+    op->read.buf = op->fetch->run_memory + s->memory + op->done;
     op->read.len = s->len - op->done;
     op->read.fd = op->file.fd;
     op->read.buffered = !op->file.direct;
@@ -92,9 +110,13 @@ static void send_op(struct tiers_queue *q, struct queue_op *op)
 /* Gives the next segment of f to the engine. False: no descriptor is free now. */
 static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
 {
-    const struct segment *s = &f->plan.segments[f->next_segment];
+    const struct segment *s = &f->run->segments[f->next_segment];
     struct queue_op *op = q->free_ops;
-    int rc = origin_get(q->t->origin, s->shard, q->in_engine == 0, &op->file, &f->error);
+    int rc = LARDER_OK;
+    if (s->nvme >= 0)
+        op->file = (struct origin_file){s->nvme, -1, true};
+    else
+        rc = origin_get(q->t->origin, s->shard, q->in_engine == 0, &op->file, &f->error);
     if (rc == LARDER_EBUSY)
         return false;
     if (rc) {
@@ -108,6 +130,7 @@ static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
     op->fetch = f;
     op->segment = s;
     op->done = op->retries = 0;
+    op->sent_ns = f->cached ? now_ns() : 0;
     send_op(q, op);
     return true;
 }
@@ -129,7 +152,10 @@ static void fill(struct tiers_queue *q)
 static void retire(struct tiers_queue *q, struct queue_op *op)
 {
     struct tiers_fetch *f = op->fetch;
-    origin_put(q->t->origin, &op->file);
+    if (op->segment->nvme < 0)
+        origin_put(q->t->origin, &op->file);
+    if (f->cached)
+        histogram_add(&f->stack->b->cache->counter[op->segment->nvme < 0 ? TIER_ORIGIN : TIER_NVME].latency, now_ns() - op->sent_ns);
     op->next_free = q->free_ops;
     q->free_ops = op;
     q->in_engine--;
@@ -140,6 +166,11 @@ static void retire(struct tiers_queue *q, struct queue_op *op)
 static void fail(struct tiers_queue *q, struct queue_op *op, int sys)
 {
     const struct segment *s = op->segment;
+    if (s->nvme >= 0) {
+        stack_nvme_failed(op->fetch, s->shard);
+        retire(q, op);
+        return;
+    }
     const struct shard_ref *shard = origin_shard(q->t->origin, s->shard);
     unsigned long long at = s->offset + op->done;
     if (sys)
@@ -187,7 +218,7 @@ static void complete(struct tiers_queue *q, struct queue_op *op)
     } else if ((r == -EINTR || r == -EAGAIN) && op->retries < RETRIES_MAX) {
         op->retries++;
         send_op(q, op);
-    } else if (r == -EINVAL && op->file.direct) {
+    } else if (r == -EINVAL && op->file.direct && op->segment->nvme < 0) {
         origin_direct_refused(q->t->origin, &op->file);
         send_op(q, op);
     } else {
@@ -209,15 +240,16 @@ int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory
 {
     if (q->t->pid != getpid())
         return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
-    if (f->state != FETCH_PLANNED)
-        return err_set(err, LARDER_EINVAL, "a fetch is started once after each plan");
-    if (f->plan.memory && (!memory || (uintptr_t)memory % TIERS_ALIGN))
-        return err_set(err, LARDER_EINVAL, "the memory of a fetch must be aligned to %u bytes", TIERS_ALIGN);
-    f->memory = memory;
+    int rc = tiers_fetch_begin(f, memory, err);
+    if (rc)
+        return rc;
     f->tag = tag;
-    f->next_segment = f->in_flight = 0;
-    f->failed = false;
     f->state = FETCH_STARTED;
+    if (f->cached && stack_all_hit(f)) {
+        stack_end(f);
+        list_push(&q->done, f);
+        return LARDER_OK;
+    }
     list_push(&q->waiting, f);
     fill(q);
     q->engine->ops->flush(q->engine);
@@ -232,9 +264,64 @@ static int hand_over(struct tiers_queue *q, struct tiers_fetch **f, void **tag, 
     *tag = d->tag;
     if (!d->failed)
         return LARDER_OK;
+    if (d->cached)
+        stack_end(d);
     if (err)
         *err = d->error;
     return d->error.code;
+}
+
+/* f's run is settled, or it waited: what next? */
+static void go_on(struct tiers_queue *q, struct tiers_fetch *f)
+{
+    switch (stack_next(f)) {
+    case STACK_DONE:
+        stack_end(f);
+        list_push(&q->done, f);
+        break;
+    case STACK_FAILED: list_push(&q->done, f); break;
+    case STACK_READ: list_push(&q->waiting, f); break;
+    case STACK_WAIT: list_push(&q->others, f); break;
+    }
+}
+
+/* Settles a portion of the oldest fetch that was read. */
+static void settle(struct tiers_queue *q)
+{
+    struct tiers_fetch *f = q->settling.head;
+    if (stack_settle(f)) {
+        list_pop(&q->settling);
+        go_on(q, f);
+    }
+}
+
+/* Looks whether others have come up with what they fetch. */
+static void ask_others(struct tiers_queue *q)
+{
+    struct fetch_list l = q->others;
+    if (!l.head)
+        return;
+    q->others = (struct fetch_list){NULL, &q->others.head};
+    while (l.head) {
+        struct tiers_fetch *f = l.head;
+        l.head = f->next;
+        go_on(q, f);
+    }
+}
+
+/* Everything that needs no waiting. */
+static void drive(struct tiers_queue *q)
+{
+    do {
+        while (pump(q, false))
+            fill(q);
+        if (q->settling.head)
+            settle(q);
+        fill(q);
+        q->engine->ops->flush(q->engine);
+    } while (q->settling.head);
+    ask_others(q);
+    fill(q);
 }
 
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err)
@@ -242,12 +329,15 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
     *f = NULL, *tag = NULL;
     if (q->t->pid != getpid())
         return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
-    while (pump(q, false))
-        fill(q);
-    while (!q->done.head && wait && (q->in_engine || q->waiting.head)) {
-        fill(q);
-        pump(q, true);
-        fill(q);
+    if (q->done.head && !q->in_engine && !q->waiting.head)
+        return hand_over(q, f, tag, err);
+    drive(q);
+    while (!q->done.head && wait && (q->in_engine || q->waiting.head || q->others.head)) {
+        if (q->in_engine)
+            pump(q, true);
+        else if (!q->waiting.head)
+            stack_wait(q->others.head);
+        drive(q);
     }
     q->engine->ops->flush(q->engine);
     return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
@@ -289,6 +379,8 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
     q->ops = ops;
     q->depth = depth;
     q->waiting.tail = &q->waiting.head;
+    q->settling.tail = &q->settling.head;
+    q->others.tail = &q->others.head;
     q->done.tail = &q->done.head;
     for (unsigned i = depth; i-- > 0;) {
         ops[i].next_free = q->free_ops;
@@ -307,7 +399,7 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
 static void abandon(struct fetch_list *l)
 {
     while (l->head)
-        list_pop(l)->state = FETCH_EMPTY;
+        give_up(list_pop(l));
 }
 
 void tiers_queue_close(struct tiers_queue *q)
@@ -318,6 +410,8 @@ void tiers_queue_close(struct tiers_queue *q)
     if (!forked) {
         q->closing = true;
         abandon(&q->waiting);
+        abandon(&q->settling);
+        abandon(&q->others);
         abandon(&q->done);
         while (q->in_engine)
             pump(q, true);

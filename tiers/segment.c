@@ -77,7 +77,7 @@ static int add_run(struct plan *p, const struct plan_rules *r, uint32_t shard, u
     for (uint64_t at = start; at < padded; at += r->segment_max) {
         uint32_t len = (uint32_t)MIN((uint64_t)r->segment_max, padded - at);
         uint32_t need = (uint32_t)MIN((uint64_t)len, end - at);
-        p->segments[p->n_segments++] = (struct segment){at, *memory + (at - start), shard, len, need};
+        p->segments[p->n_segments++] = (struct segment){at, *memory + (at - start), shard, len, need, -1};
     }
     return LARDER_OK;
 }

@@ -2,7 +2,7 @@
 /*
  * tiers.c - the stack: what is opened once a dataset, the planning of fetches, and blocking reads.
  *
- * Today the stack is the origin alone, a local directory. tiers_read takes an idle queue from a stack of them (most recently
+ * The origin is a local directory; a cache in front of it is opened apart (cache.c) and bound to. tiers_read takes an idle queue from a stack of them (most recently
  * used first, so that its memory is warm), makes one when there is none, and waits when TIERS_QUEUES_MAX are in use.
  *
  * Threads: tiers_read and tiers_queue_open from any number of threads; a fetch belongs to one at a time; open and close alone.
@@ -11,7 +11,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "tiers/tiers_int.h"
+#include "tiers/stack_int.h"
 
 #define THREADS_A_CPU 4u /* pread threads mostly sleep in the kernel */
 
@@ -78,8 +78,15 @@ int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **t,
         return err_nomem(err, strlen(root) + 8, "a path");
     }
     int rc = tiers_open_files(dir, m->shards, m->n_shards, o, t, err);
-    if (!rc)
-        (*t)->store = s;
+    if (rc)
+        return rc;
+    (*t)->store = s;
+    if (o->cache)
+        rc = cache_bind(o->cache, m, root != NULL, &(*t)->bound, err);
+    if (rc) {
+        tiers_close(*t);
+        *t = NULL;
+    }
     return rc;
 }
 
@@ -92,6 +99,7 @@ void tiers_close(struct tiers *t)
         tiers_queue_close(t->idle[i]);
     pool_free(t->pool, forked);
     origin_close(t->origin);
+    free(t->bound);
     if (!forked) {
         pthread_mutex_destroy(&t->lock);
         pthread_cond_destroy(&t->returned);
@@ -101,6 +109,8 @@ void tiers_close(struct tiers *t)
 
 bool tiers_direct(const struct tiers *t) { return origin_direct(t->origin); }
 const char *tiers_engine(const struct tiers *t) { return t->uring ? "io_uring" : "pread"; }
+bool tiers_has_dram(const struct tiers *t) { return t->bound && t->bound->dram; }
+bool tiers_has_nvme(const struct tiers *t) { return t->bound && t->bound->n_nvme; }
 
 /* ---- fetches ---- */
 
@@ -121,6 +131,7 @@ void tiers_fetch_free(struct tiers_fetch *f)
         return;
     free(f->extents);
     plan_release(&f->plan);
+    stack_free(f->stack);
     free(f);
 }
 
@@ -131,18 +142,18 @@ static int prepare(struct tiers_fetch *f, size_t n, struct larder_error *err)
         return err_set(err, LARDER_EINVAL, "a started fetch cannot be planned again before it has completed");
     f->state = FETCH_EMPTY;
     f->n = 0;
+    f->cached = false;
     return n > f->cap_extents && GROW(f->extents, f->cap_extents, n, err) ? LARDER_ENOMEM : LARDER_OK;
 }
 
-/* Extents come from record tables or callers: each must lie in its shard. */
-static int check_extents(const struct tiers_fetch *f, size_t n, struct larder_error *err)
+int tiers_check_extents(const struct tiers *t, const struct extent *extents, size_t n, struct larder_error *err)
 {
-    size_t n_shards = origin_shards(f->t->origin);
+    size_t n_shards = origin_shards(t->origin);
     for (size_t i = 0; i < n; i++) {
-        const struct extent *e = &f->extents[i];
+        const struct extent *e = &extents[i];
         if (e->shard >= n_shards)
             return err_set(err, LARDER_EINVAL, "shard %u of %zu", e->shard, n_shards);
-        const struct shard_ref *s = origin_shard(f->t->origin, e->shard);
+        const struct shard_ref *s = origin_shard(t->origin, e->shard);
         if (e->offset > s->size || e->stored_len > s->size - e->offset)
             return err_set(err, LARDER_ECORRUPT, "shard %s slot %u: its record at offset %llu+%u is outside the file of %llu bytes",
                            s->name, e->slot, (unsigned long long)e->offset, e->stored_len, (unsigned long long)s->size);
@@ -150,24 +161,39 @@ static int check_extents(const struct tiers_fetch *f, size_t n, struct larder_er
     return LARDER_OK;
 }
 
-static int plan_extents(struct tiers_fetch *f, const struct field_range *ranges, size_t n, size_t *bytes, struct larder_error *err)
+const struct plan_rules *tiers_rules(const struct tiers *t)
 {
     static const struct plan_rules direct = {TIERS_ALIGN, TIERS_GAP_DIRECT, TIERS_SEGMENT_MAX};
     static const struct plan_rules buffered = {1, TIERS_GAP_BUFFERED, TIERS_SEGMENT_MAX};
-    int rc = check_extents(f, n, err);
-    if (!rc)
-        rc = plan_build(&f->plan, tiers_direct(f->t) ? &direct : &buffered, f->extents, ranges, n, err);
-    if (rc)
-        return rc;
+    return tiers_direct(t) ? &direct : &buffered;
+}
+
+static int planned(struct tiers_fetch *f, size_t n, size_t memory, size_t *bytes)
+{
     f->n = n;
+    f->need = memory;
     f->state = FETCH_PLANNED;
-    *bytes = f->plan.memory;
+    *bytes = memory;
     return LARDER_OK;
+}
+
+static int plan_extents(struct tiers_fetch *f, const struct field_range *ranges, size_t n, size_t *bytes, struct larder_error *err)
+{
+    int rc = tiers_check_extents(f->t, f->extents, n, err);
+    if (!rc)
+        rc = plan_build(&f->plan, tiers_rules(f->t), f->extents, ranges, n, err);
+    return rc ? rc : planned(f, n, f->plan.memory, bytes);
 }
 
 int tiers_fetch_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t *bytes, struct larder_error *err)
 {
+    size_t memory = 0;
     int rc = prepare(f, n, err);
+    if (!rc && f->t->bound) {
+        f->cached = true;
+        rc = stack_plan(f, ordinals, n, &memory, err);
+        return rc ? rc : planned(f, n, memory, bytes);
+    }
     if (!rc)
         rc = store_locate(f->t->store, ordinals, n, f->extents, err);
     return rc ? rc : plan_extents(f, NULL, n, bytes, err);
@@ -184,16 +210,49 @@ int tiers_fetch_plan_ranges(struct tiers_fetch *f, const struct extent *extents,
     return plan_extents(f, ranges, n, bytes, err);
 }
 
+int tiers_fetch_begin(struct tiers_fetch *f, void *memory, struct larder_error *err)
+{
+    if (f->state != FETCH_PLANNED)
+        return err_set(err, LARDER_EINVAL, "a fetch is started once after each plan");
+    if (f->need && (!memory || (uintptr_t)memory % TIERS_ALIGN))
+        return err_set(err, LARDER_EINVAL, "the memory of a fetch must be aligned to %u bytes", TIERS_ALIGN);
+    f->memory = f->run_memory = memory;
+    f->run = &f->plan;
+    f->next_segment = f->in_flight = 0;
+    f->failed = false;
+    if (!f->cached || stack_all_hit(f))
+        return LARDER_OK;
+    int rc = stack_start(f, err);
+    if (rc) {
+        f->failed = true;
+        stack_end(f);
+        f->state = FETCH_EMPTY;
+    }
+    return rc;
+}
+
 const struct extent *tiers_fetch_extent(const struct tiers_fetch *f, size_t i) { return &f->extents[i]; }
+const struct extent *tiers_fetch_extents(const struct tiers_fetch *f) { return f->extents; }
+const void *const *tiers_fetch_views(const struct tiers_fetch *f) { return f->cached ? f->stack->views : NULL; }
+bool tiers_fetch_is_hit(const struct tiers_fetch *f) { return f->cached && stack_all_hit(f); }
 
 const void *tiers_fetch_record(const struct tiers_fetch *f, size_t i)
 {
+    if (f->cached)
+        return f->stack->views[i];
     return f->memory ? f->memory + f->plan.place[i] : (const uint8_t *)""; /* no memory: all lengths are 0 */
 }
 
 struct tiers_stats tiers_fetch_stats(const struct tiers_fetch *f)
 {
     return (struct tiers_stats){f->plan.n_segments, f->plan.bytes};
+}
+
+struct tiers_counts tiers_fetch_counts(const struct tiers_fetch *f)
+{
+    if (f->cached)
+        return f->stack->counts;
+    return (struct tiers_counts){.origin = {f->n, 0, f->plan.bytes, f->plan.n_segments}};
 }
 
 /* ---- blocking reads ---- */
@@ -236,7 +295,15 @@ int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct lard
     void *tag;
     if (t->pid != getpid())
         return err_set(err, LARDER_EFORK, "a dataset of the parent process cannot be read in a forked child: open it there");
-    int rc = take_queue(t, &q, err);
+    int rc;
+    if (tiers_fetch_is_hit(f)) { /* nothing to read: no queue */
+        rc = tiers_fetch_begin(f, memory, err);
+        if (!rc)
+            stack_end(f);
+        f->state = FETCH_EMPTY;
+        return rc;
+    }
+    rc = take_queue(t, &q, err);
     if (rc)
         return rc;
     rc = tiers_fetch_start(q, f, memory, NULL, err);

@@ -4,19 +4,34 @@
  *
  * A fetch is one batched read of many ordinals. Planning it locates the records and joins neighbours into segments; starting it
  * puts the segments on a queue; it completes once, when every record's bytes lie in memory. A queue belongs to one thread and
- * keeps `depth` reads in flight over all fetches started on it. Today the stack is the origin alone; DRAM and NVMe come in front
- * of it behind the same calls.
+ * keeps `depth` reads in flight over all fetches started on it. With a cache, DRAM and NVMe are asked first: a fetch whose
+ * records all lie in DRAM completes when it is started, and its records are views of that memory.
  */
 #ifndef LARDER_TIERS_H
 #define LARDER_TIERS_H
 
 #include "store/store.h"
 
+/* ---- a cache: the tiers in front of origins, for any number of stacks (cache.c) ---- */
+
+struct tiers_cache;
+/* Options are as in larder.h, checked here. */
+int tiers_cache_open(const struct larder_cache_options *o, struct tiers_cache **c, struct larder_error *err);
+void tiers_cache_close(struct tiers_cache *c); /* after its stacks, and when no view is used any more */
+void tiers_cache_stats(const struct tiers_cache *c, struct larder_cache_stats *out);
+const char *tiers_cache_warning(const struct tiers_cache *c, size_t i); /* NULL: there are fewer */
+int tiers_cache_text(const struct tiers_cache *c, struct buf *out, struct larder_error *err); /* Prometheus text */
+/* EFORK in a forked child. */
+int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err);
+
+/* ---- the stack ---- */
+
 struct tiers;
 struct tiers_options {
     unsigned queue_depth; /* reads in flight a queue; 0: 64 */
     unsigned files_max;   /* shard files open at once, over all queues; 0: 512, less where RLIMIT_NOFILE is low */
     int direct;           /* enum larder_direct */
+    struct tiers_cache *cache; /* NULL: none; borrowed */
 };
 /* s is borrowed and must outlive the stack; its io has a local root. */
 int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **t, struct larder_error *err);
@@ -52,8 +67,24 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
 /* Record i of the plan's n: what it is (after planning) and where it is (after completion). */
 const struct extent *tiers_fetch_extent(const struct tiers_fetch *f, size_t i);
 const void *tiers_fetch_record(const struct tiers_fetch *f, size_t i);
-/* The reads and bytes (padding included) of the plan, so that they can be counted where the batch is delivered. */
+/* The reads and bytes (padding included) that the plan makes of the origin. */
 struct tiers_stats tiers_fetch_stats(const struct tiers_fetch *f);
+/* After completion, with a cache: where all n records lie; NULL without. */
+const void *const *tiers_fetch_views(const struct tiers_fetch *f);
+const struct extent *tiers_fetch_extents(const struct tiers_fetch *f);
+/* After planning: every record is in DRAM, and stays. */
+bool tiers_fetch_is_hit(const struct tiers_fetch *f);
+/* What a fetch took from each tier, after completion, so that it can be counted where the batch is delivered. */
+struct tiers_counts { struct larder_tier_stats dram, nvme, origin; };
+struct tiers_counts tiers_fetch_counts(const struct tiers_fetch *f);
+/* Which tiers stand in front of the origin. */
+bool tiers_has_dram(const struct tiers *t);
+bool tiers_has_nvme(const struct tiers *t);
+
+/* Records that were admitted to NVMe are found there only when they are written. Between two epochs, with nothing in flight,
+ * tiers_settle waits for those (a few seconds at most, once), so that the next epoch finds all of them. */
+bool tiers_filling(const struct tiers *t); /* there are such */
+void tiers_settle(struct tiers *t);
 
 /* Blocking: reads a planned fetch through a queue of the stack's own. Any number of threads, a fetch each. */
 int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err);

@@ -25,7 +25,12 @@
 struct plan_rules { uint32_t align, gap, segment_max; }; /* align divides segment_max; align 1: buffered */
 
 /* One read. need: bytes that must come; the rest is padding and may lie behind the end of the file. */
-struct segment { uint64_t offset; size_t memory; uint32_t shard, len, need; };
+struct segment {
+    uint64_t offset;
+    size_t memory;
+    uint32_t shard, len, need;
+    int nvme;          /* -1: the shard's file; else the descriptor to read, and `shard` is the number of the absent record */
+};
 
 struct want { uint64_t offset, end; uint32_t shard, index; };
 struct plan {
@@ -114,12 +119,14 @@ struct tiers {
     pthread_cond_t returned;   /* a queue came back to idle */
     struct tiers_queue *idle[TIERS_QUEUES_MAX];
     unsigned n_idle, n_queues;
+    struct bound *bound;       /* to a cache; NULL: none */
 };
 /* tiers_open over plain files: dir holds shards[n], both borrowed until close (dir only during the call). */
 int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **t,
                      struct larder_error *err);
 
 enum fetch_state { FETCH_EMPTY, FETCH_PLANNED, FETCH_STARTED };
+struct fetch_stack;
 struct tiers_fetch {
     struct tiers *t;
     struct extent *extents;
@@ -127,6 +134,11 @@ struct tiers_fetch {
     struct plan plan;
     uint8_t *memory;
     enum fetch_state state;
+    struct fetch_stack *stack; /* its way through the tiers (stack.c); NULL: never planned with a cache */
+    size_t need;               /* bytes of memory planned */
+    bool cached;               /* the plan asks the cache: `stack` holds */
+    const struct plan *run;    /* what is being read: plan, or the stack's second one */
+    uint8_t *run_memory;
     /* the queue's while started: */
     void *tag;
     size_t next_segment;       /* the first not yet given to the engine */
@@ -136,6 +148,11 @@ struct tiers_fetch {
     struct tiers_fetch *next;
 };
 
+/* Extents come from record tables or callers: each must lie in its shard. */
+int tiers_check_extents(const struct tiers *t, const struct extent *extents, size_t n, struct larder_error *err);
+const struct plan_rules *tiers_rules(const struct tiers *t);
+/* What starting does before the queue: checks memory, claims what a shared tier would admit. */
+int tiers_fetch_begin(struct tiers_fetch *f, void *memory, struct larder_error *err);
 struct engine **tiers_queue_engine(struct tiers_queue *q); /* for tests: put an I/O table in front */
 
 #endif

@@ -17,7 +17,8 @@
 
 #include "tools/tools.h"
 
-enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, JSON };
+enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
+       REPLACEMENT, METRICS, JSON };
 
 const struct option_spec bench_options[] = {
     [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
@@ -30,6 +31,11 @@ const struct option_spec bench_options[] = {
     [DIRECT] = {"direct", 0, "auto|on|off", "auto",
                 "read past the page cache; auto: when the dataset is large"},
     [COMPUTE_MS] = {"compute-ms", 0, "X", "0", "hold each batch so long, as a training step would"},
+    [DRAM] = {"dram", 0, "SIZE|auto", NULL, "keep records in memory, shared by the node; auto: 1/4 of memory"},
+    [NVME] = {"nvme", 0, "DIR:SIZE", NULL, "keep records in a local directory; may be given again"},
+    [CACHE_NAME] = {"cache-name", 0, "NAME", "default", "processes that give the same name share memory"},
+    [REPLACEMENT] = {"replacement", 0, "none|fifo", "none", "what came in stays, or makes room for what comes"},
+    [METRICS] = {"metrics", 0, "FILE", NULL, "write Prometheus text after each epoch"},
     [JSON] = OPTION_JSON,
     OPTION_END,
 };
@@ -73,6 +79,7 @@ static void compute_until(uint64_t deadline_ns)
 }
 
 struct bench {
+    struct cache_args cache;
     struct larder_dataset_options dataset;
     struct larder_loader_options loader;
     uint64_t compute_ns;
@@ -101,7 +108,17 @@ static int run_epoch(struct tool *t, struct larder_loader *ld, const struct benc
     return larder_loader_stats(ld, &e->stats, err);
 }
 
-static void print_json(const struct epoch *e)
+static void print_tier(struct jsonl *j, const char *name, const struct larder_tier_stats *s)
+{
+    jsonl_object(j, name);
+    jsonl_u64(j, "hits", s->hits);
+    jsonl_u64(j, "misses", s->misses);
+    jsonl_u64(j, "bytes", s->bytes);
+    jsonl_u64(j, "requests", s->requests);
+    jsonl_close(j, '}');
+}
+
+static void print_json(const struct epoch *e, const struct cache_args *a)
 {
     const struct larder_loader_stats *s = &e->stats;
     double seconds = (double)s->seconds_ns / 1e9;
@@ -119,12 +136,11 @@ static void print_json(const struct epoch *e)
     jsonl_hash(&j, "order_hash", e->order_hash);
     jsonl_hash(&j, "data_hash", e->data_hash);
     jsonl_object(&j, "tiers");
-    jsonl_object(&j, "origin");
-    jsonl_u64(&j, "hits", s->origin.hits);
-    jsonl_u64(&j, "misses", s->origin.misses);
-    jsonl_u64(&j, "bytes", s->origin.bytes);
-    jsonl_u64(&j, "requests", s->origin.requests);
-    jsonl_close(&j, '}');
+    if (a->wanted && a->o.dram_bytes != LARDER_DRAM_OFF)
+        print_tier(&j, "dram", &s->dram);
+    if (a->o.n_nvme)
+        print_tier(&j, "nvme", &s->nvme);
+    print_tier(&j, "origin", &s->origin);
     jsonl_close(&j, '}');
     jsonl_end(&j);
 }
@@ -164,11 +180,13 @@ static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
         }
         progress_hide(&t->progress);
         if (t->json)
-            print_json(&e);
+            print_json(&e, &b->cache);
         else
             print_row(&e, i == 0);
         fflush(stdout);
         progress_show(&t->progress);
+        if (cache_args_metrics(t, &b->cache, b->dataset.cache))
+            break;
     }
     larder_loader_close(ld);
     return t->status;
@@ -207,6 +225,11 @@ static int parse(struct tool *t, struct bench *b)
         case STAGING: option_size(t, 4096, SIZE_MAX / 2, &staging); break;
         case DIRECT: option_choice(t, directs, &b->dataset.direct); break;
         case COMPUTE_MS: option_ms(t, &b->compute_ns); break;
+        case DRAM: option_dram(t, &b->cache); break;
+        case NVME: option_nvme(t, &b->cache); break;
+        case CACHE_NAME: b->cache.o.name = t->value; break;
+        case REPLACEMENT: option_replacement(t, &b->cache); break;
+        case METRICS: b->cache.metrics = t->value; break;
         case JSON: t->json = 1; break;
         }
     b->loader.staging_bytes = (size_t)staging;
@@ -214,15 +237,26 @@ static int parse(struct tool *t, struct bench *b)
     return row;
 }
 
-int cmd_bench(struct tool *t)
+static int run_cached(struct tool *t, struct bench *b)
 {
-    struct bench b = {LARDER_DATASET_OPTIONS_INIT, LARDER_LOADER_OPTIONS_INIT, 0, 0};
     struct larder_dataset *ds;
 
+    if (cache_args_open(t, &b->cache, &b->dataset.cache) == EXIT_DONE && tool_open(t, t->argv[0], &b->dataset, &ds) == 0) {
+        t->status = run(t, ds, b);
+        larder_dataset_close(ds);
+    }
+    larder_cache_close(b->dataset.cache);
+    return t->status;
+}
+
+int cmd_bench(struct tool *t)
+{
+    struct bench b = {.dataset = LARDER_DATASET_OPTIONS_INIT, .loader = LARDER_LOADER_OPTIONS_INIT};
+
+    cache_args_init(&b.cache);
     b.loader.epochs = 1;
-    if (parse(t, &b) == OPTIONS_STOP || tool_open(t, t->argv[0], &b.dataset, &ds))
-        return t->status;
-    t->status = run(t, ds, &b);
-    larder_dataset_close(ds);
+    if (parse(t, &b) != OPTIONS_STOP)
+        t->status = run_cached(t, &b);
+    cache_args_release(&b.cache);
     return t->status;
 }

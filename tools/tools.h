@@ -169,6 +169,25 @@ void options_help(const struct verb *v, FILE *f);
 const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i),
                             const void *table);
 
+/* ----------------------------------------------------------------------------- cache_args.c */
+
+#define CACHE_ARGS_NVME 8
+struct cache_args {
+    struct larder_cache_options o;
+    struct larder_cache_nvme nvme[CACHE_ARGS_NVME];
+    char *dirs[CACHE_ARGS_NVME]; /* owned */
+    const char *metrics;         /* file, or NULL */
+    int wanted;                  /* some tier was given */
+};
+void cache_args_init(struct cache_args *a);
+void option_dram(struct tool *t, struct cache_args *a);        /* SIZE or "auto" */
+void option_nvme(struct tool *t, struct cache_args *a);        /* DIR:SIZE, repeatable */
+void option_replacement(struct tool *t, struct cache_args *a); /* none|fifo */
+/* *cache stays NULL when none is wanted. Returns an exit status. Warnings go to stderr. */
+int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache);
+int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache);
+void cache_args_release(struct cache_args *a);
+
 /* --------------------------------------------------------------------------------- larder.c */
 
 /* Each prints one line on stderr and returns the status to exit with. */

@@ -66,9 +66,9 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
             bytes += b->values[i * F_COUNT + f].len;
     }
     CHECK_EQ(cost.bytes, bytes);
-    CHECK(cost.io.requests >= 1 && cost.io.requests <= n);
+    CHECK(cost.io.origin.requests >= 1 && cost.io.origin.requests <= n);
     if (!d->compression)
-        CHECK(cost.io.bytes >= bytes && cost.prep_stall_ns == 0);
+        CHECK(cost.io.origin.bytes >= bytes && cost.prep_stall_ns == 0);
     return b;
 }
 

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache_api.c - larder.h's cache: argument checks and glue over tiers/cache.c.
+ *
+ * struct larder_cache is struct tiers_cache by another name: the loader has nothing to add to it. Any thread enters after
+ * opening.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "loader/loader_int.h"
+
+struct tiers_cache *cache_of(const struct larder_cache *c) { return (struct tiers_cache *)(uintptr_t)c; }
+
+int larder_cache_open(const struct larder_cache_options *opts, struct larder_cache **out, struct larder_error *err)
+{
+    struct larder_cache_options o = LARDER_CACHE_OPTIONS_INIT;
+    struct tiers_cache *c;
+    int rc;
+
+    if (!out)
+        return err_set(err, LARDER_EINVAL, "larder_cache_open: cache is NULL");
+    *out = NULL;
+    rc = options_take(opts, &o, sizeof(o), "larder_cache_options", err);
+    if (rc == 0)
+        rc = tiers_cache_open(&o, &c, err);
+    if (rc == 0)
+        *out = (struct larder_cache *)c;
+    return rc;
+}
+
+void larder_cache_close(struct larder_cache *c)
+{
+    tiers_cache_close(cache_of(c));
+}
+
+int larder_cache_stats(const struct larder_cache *c, struct larder_cache_stats *stats, struct larder_error *err)
+{
+    struct larder_cache_stats s;
+    int rc = tiers_cache_check(cache_of(c), err);
+
+    if (rc == 0)
+        rc = result_check(stats, sizeof(s), "larder_cache_stats", err);
+    if (rc)
+        return rc;
+    tiers_cache_stats(cache_of(c), &s);
+    result_give(stats, &s, sizeof(s));
+    return 0;
+}
+
+const char *larder_cache_warning(const struct larder_cache *c, size_t i)
+{
+    return tiers_cache_check(cache_of(c), NULL) ? NULL : tiers_cache_warning(cache_of(c), i);
+}
+
+static int write_all(int fd, const struct buf *b)
+{
+    size_t done = 0;
+
+    while (done < b->len) {
+        ssize_t n = write(fd, b->data + done, b->len - done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return -1;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+int larder_cache_metrics(const struct larder_cache *c, const char *path, struct larder_error *err)
+{
+    AUTO_BUF struct buf text = BUF_INIT;
+    AUTO_FREE char *temp = NULL;
+    int rc = tiers_cache_check(cache_of(c), err), fd;
+
+    if (rc)
+        return rc;
+    if (!path || !*path)
+        return err_set(err, LARDER_EINVAL, "larder_cache_metrics: path is %s", path ? "empty" : "NULL");
+    rc = tiers_cache_text(cache_of(c), &text, err);
+    if (rc)
+        return rc;
+    if (asprintf(&temp, "%s.%d.tmp", path, (int)getpid()) < 0) {
+        temp = NULL;
+        return err_nomem(err, strlen(path) + 16, "a path");
+    }
+    fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s: cannot write metrics", temp);
+    rc = write_all(fd, &text);
+    if (close(fd) != 0 || rc || rename(temp, path) != 0) {
+        rc = err_sys(err, LARDER_EIO, errno, "%s: cannot write metrics", path);
+        (void)unlink(temp);
+    }
+    return rc;
+}

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache.c - a cache: DRAM shared by the processes of a node, and directories on local disks, for any number of datasets.
+ *
+ * Opening joins or makes the region of the name and opens the directories. What cannot be used (a directory that another
+ * group holds, a region whose members do not answer) costs a warning, not the run: a cache is an optimisation. A dataset binds to
+ * it once, when its stack opens, and gets a number in each tier.
+ *
+ * Threads: any after opening; everything but the counters is constant then.
+ */
+#include <unistd.h>
+
+#include "tiers/stack_int.h"
+
+#define DRAM_MIN (4 * MIB)
+
+static void warn(struct tiers_cache *c, const char *text)
+{
+    if (text && c->n_warnings < WARNINGS_MAX)
+        snprintf(c->warnings[c->n_warnings++], sizeof(c->warnings[0]), "%s", text);
+}
+
+/* ---- DRAM ---- */
+
+struct region { uint64_t budget, have; enum replacement replacement; };
+
+/* Only who makes the region is held to the limit: to whoever joins, its memory looks taken. */
+static int region_init(void *base, uint64_t bytes, void *user, struct larder_error *err)
+{
+    const struct region *r = user;
+    if (r->budget > r->have / 10 * 8)
+        return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is more than 80%% of the memory available (%llu bytes, "
+                       "cgroup limit included): ask for %llu at most", (unsigned long long)r->budget, (unsigned long long)r->have,
+                       (unsigned long long)(r->have / 10 * 8));
+    return dram_init(base, bytes, r->replacement, err);
+}
+
+/* What was asked, or a quarter of what there is. */
+static int dram_budget(const struct larder_cache_options *o, struct region *r, struct larder_error *err)
+{
+    r->have = memory_available();
+    r->budget = o->dram_bytes == LARDER_DRAM_DEFAULT ? MAX(r->have / 4, (uint64_t)DRAM_MIN) : o->dram_bytes;
+    if (r->budget < DRAM_MIN)
+        return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is too small: the least is %zu", (unsigned long long)r->budget,
+                       DRAM_MIN);
+    if (r->budget > UINT64_MAX / 16)
+        return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is more than 80%% of the memory available (%llu bytes)",
+                       (unsigned long long)r->budget, (unsigned long long)r->have);
+    return LARDER_OK;
+}
+
+static int open_dram(struct tiers_cache *c, const char *name, struct larder_error *err)
+{
+    struct region r = {0, 0, (enum replacement)c->o.replacement};
+    if (c->o.dram_bytes == LARDER_DRAM_OFF)
+        return LARDER_OK;
+    int rc = dram_budget(&c->o, &r, err);
+    if (rc)
+        return rc;
+    struct share_options so = {name, dram_region_bytes(r.budget), region_init, &r};
+    rc = share_open(&so, &c->share, err);
+    if (!rc)
+        rc = dram_open(c->share, &c->dram, err);
+    if (!rc)
+        warn(c, share_warning(c->share));
+    return rc;
+}
+
+/* ---- NVMe ---- */
+
+static int open_nvme(struct tiers_cache *c, const struct larder_cache_options *o, struct larder_error *err)
+{
+    struct larder_error e = {0};
+    for (size_t i = 0; i < o->n_nvme; i++) {
+        struct nvme_options no = {o->nvme[i].dir, o->nvme[i].bytes, (enum replacement)o->replacement, true};
+        int rc = nvme_open(&no, &c->nvme[c->n_nvme], &e);
+        if (rc == LARDER_ENOMEM || rc == LARDER_EINVAL) { /* asked for in vain; else passed by */
+            if (err)
+                *err = e;
+            return rc;
+        }
+        if (rc)
+            warn(c, e.message);
+        else
+            c->n_nvme++;
+    }
+    return LARDER_OK;
+}
+
+/* ---- open and close ---- */
+
+static int options_check(const struct larder_cache_options *o, struct larder_error *err)
+{
+    if (o->replacement != LARDER_REPLACE_NONE && o->replacement != LARDER_REPLACE_FIFO)
+        return err_set(err, LARDER_EINVAL, "larder_cache_options.replacement: %d is no enum larder_replacement", o->replacement);
+    if (o->n_nvme > NVME_DIRS_MAX)
+        return err_set(err, LARDER_EINVAL, "larder_cache_options.n_nvme: %zu directories; the most is %u", o->n_nvme, NVME_DIRS_MAX);
+    if (o->n_nvme && !o->nvme)
+        return err_set(err, LARDER_EINVAL, "larder_cache_options: nvme is NULL and n_nvme %zu", o->n_nvme);
+    for (size_t i = 0; i < o->n_nvme; i++)
+        if (!o->nvme[i].dir || !*o->nvme[i].dir || !o->nvme[i].bytes)
+            return err_set(err, LARDER_EINVAL, "larder_cache_options.nvme[%zu]: a directory and its size in bytes are needed", i);
+    if (o->name && (!*o->name || strlen(o->name) > 64))
+        return err_set(err, LARDER_EINVAL, "larder_cache_options.name: 1 to 64 characters are needed");
+    return LARDER_OK;
+}
+
+int tiers_cache_open(const struct larder_cache_options *o, struct tiers_cache **out, struct larder_error *err)
+{
+    *out = NULL;
+    int rc = options_check(o, err);
+    if (rc)
+        return rc;
+    struct tiers_cache *c = calloc(1, sizeof(*c));
+    if (!c)
+        return err_nomem(err, sizeof(*c), "a cache");
+    c->pid = getpid();
+    c->o = *o;
+    c->o.name = NULL;
+    c->o.nvme = NULL;
+    snprintf(c->name, sizeof(c->name), "%s", o->name ? o->name : "private");
+    rc = open_dram(c, o->name, err);
+    if (!rc)
+        rc = open_nvme(c, o, err);
+    if (rc) {
+        tiers_cache_close(c);
+        return rc;
+    }
+    *out = c;
+    return LARDER_OK;
+}
+
+/* In a forked child the tiers hold threads and locks of the parent: only our own memory is given back. */
+void tiers_cache_close(struct tiers_cache *c)
+{
+    if (!c)
+        return;
+    if (c->pid == getpid()) {
+        for (unsigned i = 0; i < c->n_nvme; i++)
+            nvme_close(c->nvme[i]);
+        if (c->dram)
+            dram_close(c->dram);
+        if (c->share)
+            share_close(c->share);
+    }
+    free(c);
+}
+
+int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err)
+{
+    if (!c)
+        return err_set(err, LARDER_EINVAL, "cache is NULL");
+    if (c->pid != getpid())
+        return err_set(err, LARDER_EFORK, "cache: opened by process %d and used in its child %d: open it again there", (int)c->pid,
+                       (int)getpid());
+    return LARDER_OK;
+}
+
+/* ---- datasets ---- */
+
+int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **out, struct larder_error *err)
+{
+    struct cache_space space = {.variant = 0};
+    struct larder_error e = {0};
+    struct nvme_stats n;
+    uint64_t room = 0, stored = 0;
+    struct bound *b = calloc(1, sizeof(*b));
+    *out = NULL;
+    if (!b)
+        return err_nomem(err, sizeof(*b), "a dataset's place in the cache");
+    memcpy(space.uuid, m->uuid, sizeof(space.uuid));
+    memcpy(space.lineage, m->lineage, sizeof(space.lineage));
+    b->cache = c;
+    b->fill_nvme = !local || c->o.copy_local;
+    if (c->dram) {
+        b->dram = dram_space(c->dram, &space, &b->dram_space, &e) == LARDER_OK;
+        if (!b->dram && dram_reclaim(c->dram) > 0)
+            b->dram = dram_space(c->dram, &space, &b->dram_space, &e) == LARDER_OK;
+        if (dram_closed(c->dram))
+            dram_reclaim(c->dram); /* those nobody uses any more make room */
+    }
+    for (unsigned i = 0; i < c->n_nvme; i++) {
+        b->nvme[b->n_nvme] = c->nvme[i];
+        if (nvme_space(c->nvme[i], &space, &b->nvme_space[b->n_nvme], &e) == LARDER_OK)
+            b->n_nvme++;
+        nvme_stats(c->nvme[i], &n);
+        room += n.budget;
+    }
+    for (size_t i = 0; i < m->n_shards; i++)
+        stored += m->shards[i].stored_bytes;
+    b->exclusive = room < stored + stored / 8 + m->samples * 64;
+    *out = b;
+    return LARDER_OK;
+}
+
+/* ---- statistics ---- */
+
+void tiers_cache_stats(const struct tiers_cache *c, struct larder_cache_stats *out)
+{
+    *out = (struct larder_cache_stats){.struct_size = sizeof(*out)};
+    struct larder_cache_tier *const tiers[TIERS] = {&out->dram, &out->nvme, &out->origin};
+    for (unsigned t = 0; t < TIERS; t++)
+        counter_give(&c->counter[t], tiers[t]);
+    if (c->dram) {
+        struct dram_stats d;
+        dram_stats(c->dram, &d);
+        out->dram.budget_bytes = d.budget, out->dram.used_bytes = d.used, out->dram.entries = d.entries;
+        out->dram.bookkeeping_bytes = d.bookkeeping;
+        out->dram.admissions = d.admissions, out->dram.refusals = d.refusals, out->dram.evictions = d.evictions;
+        out->locked_bytes = d.locked;
+        out->shared = !share_private(c->share);
+        out->joined = share_joined(c->share);
+    }
+    for (unsigned i = 0; i < c->n_nvme; i++) {
+        struct nvme_stats n;
+        nvme_stats(c->nvme[i], &n);
+        out->nvme.budget_bytes += n.budget, out->nvme.used_bytes += n.used, out->nvme.entries += n.entries;
+        out->nvme.admissions += n.admissions, out->nvme.refusals += n.refusals, out->nvme.evictions += n.evictions;
+        out->nvme.healed += n.healed;
+        out->nvme.bookkeeping_bytes += n.bookkeeping;
+    }
+}
+
+const char *tiers_cache_warning(const struct tiers_cache *c, size_t i)
+{
+    if (i < c->n_warnings)
+        return c->warnings[i];
+    i -= c->n_warnings;
+    if (c->dram) {
+        struct dram_stats d;
+        dram_stats(c->dram, &d);
+        if (d.warning && i-- == 0)
+            return d.warning;
+    }
+    for (unsigned k = 0; k < c->n_nvme; k++) {
+        struct nvme_stats n;
+        nvme_stats(c->nvme[k], &n);
+        if (n.warning && i-- == 0)
+            return n.warning;
+    }
+    return NULL;
+}
+
+int tiers_cache_text(const struct tiers_cache *c, struct buf *out, struct larder_error *err)
+{
+    struct larder_cache_stats s;
+    tiers_cache_stats(c, &s);
+    return stats_text(c->name, &s, c->dram != NULL, c->n_nvme > 0, out, err);
+}

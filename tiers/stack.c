@@ -1,0 +1,575 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stack.c - the way of one fetch through the tiers: DRAM, then NVMe, then the origin.
+ *
+ *     plan     DRAM is asked for all records at once; those it has are views of the arena and done. The absent ones are looked up
+ *              in NVMe, the rest located at the origin; room is planned for what may have to be read.
+ *     start    what a shared tier would admit is claimed. Ours is read (first run), theirs waits.
+ *     settle   a run was read: each record is checked by its CRC, once and for all, and admitted; its claim goes.
+ *     next     theirs is looked up again; what did not come, what NVMe had damaged, and what FIFO evicted since planning is read
+ *              from the origin (second run), and so on until nothing is absent.
+ *
+ *     ABSENT_READ --settle--> ABSENT_DONE            ABSENT_WAIT --next: it came--> ABSENT_DONE
+ *          |                                              ^   '---next: ours now--> ABSENT_AGAIN --settle--> ABSENT_DONE
+ *          '---- damaged in NVMe, or theirs at start -----'
+ *
+ * Claims are held from start to settle only, and a queue settles what it claimed before it waits for others: so no two processes
+ * ever wait for each other. The second run reads into memory of the fetch and is copied to the room planned for it, which
+ * is as long as the record: it is rare.
+ *
+ * A fetch whose records all hit costs the lookup and one pass over them. Threads: one at a time, as its fetch.
+ */
+#include <sys/mman.h>
+
+#include "tiers/stack_int.h"
+
+#define WAIT_MS_MAX 30000u
+#define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
+#define NO_ROOM SIZE_MAX
+#define FLUSH_NS_MAX 2000000000ull
+
+void stack_free(struct fetch_stack *k)
+{
+    if (!k)
+        return;
+    free(k->ordinals);
+    free(k->hits);
+    free(k->views);
+    free(k->absent);
+    free(k->ask);
+    free(k->extents);
+    free(k->again_memory);
+    plan_release(&k->again);
+    free(k);
+}
+
+static int grow(struct tiers_fetch *f, size_t n, struct larder_error *err)
+{
+    if (!f->stack && !(f->stack = calloc(1, sizeof(*f->stack))))
+        return err_nomem(err, sizeof(*f->stack), "a fetch");
+    struct fetch_stack *k = f->stack;
+    if ((n > k->cap_ordinals && GROW(k->ordinals, k->cap_ordinals, n, err)) ||
+        (n > k->cap_hits && GROW(k->hits, k->cap_hits, n, err)) || (n > k->cap_views && GROW(k->views, k->cap_views, n, err)))
+        return LARDER_ENOMEM;
+    return LARDER_OK;
+}
+
+static int grow_absent(struct fetch_stack *k, size_t n, struct larder_error *err)
+{
+    if ((n > k->cap_absent && GROW(k->absent, k->cap_absent, n, err)) || (n > k->cap_ask && GROW(k->ask, k->cap_ask, n, err)) ||
+        (n > k->cap_extents && GROW(k->extents, k->cap_extents, n, err)))
+        return LARDER_ENOMEM;
+    return LARDER_OK;
+}
+
+/* ---- plan ---- */
+
+/* FIFO: planning only asks how long the records are. */
+static void *note_len(void *user, size_t i, size_t len)
+{
+    struct fetch_stack *k = user;
+    (void)len;
+    k->views[i] = k; /* there is something */
+    return NULL;
+}
+
+static void look_up(struct fetch_stack *k, size_t n)
+{
+    const struct bound *b = k->b;
+    if (!b->dram) {
+        for (size_t i = 0; i < n; i++)
+            k->hits[i].bytes = NULL;
+        return;
+    }
+    bool fifo = b->cache->o.replacement == LARDER_REPLACE_FIFO;
+    if (fifo)
+        memset(k->views, 0, n * sizeof(*k->views));
+    uint64_t begin = now_ns();
+    dram_lookup(b->cache->dram, b->dram_space, k->ordinals, n, k->hits, fifo ? note_len : NULL, k);
+    histogram_add(&b->cache->counter[TIER_DRAM].latency, now_ns() - begin);
+    k->counts.dram.requests++;
+}
+
+/* Would the shared tiers take it? */
+static bool wanted(const struct bound *b, uint64_t ordinal)
+{
+    const struct larder_cache_options *o = &b->cache->o;
+    bool room = b->dram && !dram_closed(b->cache->dram);
+    for (unsigned i = 0; !room && b->fill_nvme && i < b->n_nvme; i++)
+        room = !nvme_closed(b->nvme[i], b->nvme_space[i]);
+    return room && ordinal <= CACHE_ORDINAL_MAX && (!o->admit || o->admit(o->admit_user, ordinal));
+}
+
+static void look_up_nvme(struct fetch_stack *k, struct absent *a)
+{
+    const struct bound *b = k->b;
+    uint64_t ordinal = k->ordinals[a->i];
+    for (unsigned d = 0; ordinal <= CACHE_ORDINAL_MAX && d < b->n_nvme; d++)
+        if (nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place)) {
+            a->from = FROM_NVME;
+            a->dir = (uint8_t)d;
+            return;
+        }
+}
+
+/* Where the absent records lie at the origin, which says what they are wherever they come from; f->plan for those that are read
+ * from there first. */
+static int locate(struct tiers_fetch *f, struct larder_error *err)
+{
+    struct fetch_stack *k = f->stack;
+    size_t m = 0;
+    for (size_t j = 0; j < k->n_absent; j++)
+        k->ask[j] = k->ordinals[k->absent[j].i];
+    int rc = store_locate(f->t->store, k->ask, k->n_absent, k->extents, err);
+    if (!rc)
+        rc = tiers_check_extents(f->t, k->extents, k->n_absent, err);
+    if (rc)
+        return rc;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        a->wanted = wanted(k->b, k->ordinals[a->i]);
+        f->extents[a->i] = a->extent = k->extents[j];
+        if (a->from == FROM_ORIGIN)
+            look_up_nvme(k, a);
+        if (a->from == FROM_NVME && k->b->exclusive)
+            a->wanted = false; /* room in DRAM is for what is not here */
+        if (a->from == FROM_ORIGIN) {
+            a->k = (uint32_t)m;
+            k->extents[m++] = a->extent; /* m <= j: in place */
+        }
+    }
+    return plan_build(&f->plan, tiers_rules(f->t), k->extents, NULL, m, err);
+}
+
+/* Room behind the plan's for what is not read by it, or may not be. */
+static size_t give_room(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    size_t bytes = round_up(f->plan.memory, TIERS_ALIGN);
+    for (size_t j = 0; j < k->n_absent; j++)
+        if (k->absent[j].from == FROM_NVME) {
+            k->absent[j].at = bytes;
+            bytes += round_up(MAX(k->absent[j].place.len, k->absent[j].extent.stored_len), TIERS_ALIGN);
+        }
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        if (a->from == FROM_NVME)
+            continue;
+        a->at = a->from == FROM_COPY || (a->wanted && k->b->dram) ? bytes : NO_ROOM;
+        bytes += a->at == NO_ROOM ? 0 : round_up(a->extent.stored_len, 64);
+    }
+    return bytes;
+}
+
+static int no_sample(struct tiers_fetch *f, uint64_t ordinal, struct larder_error *err)
+{
+    struct extent e;
+    int rc = store_locate(f->t->store, &ordinal, 1, &e, err);
+    return rc ? rc : err_set(err, LARDER_ENOTFOUND, "no sample %llu", (unsigned long long)ordinal);
+}
+
+int stack_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t *bytes, struct larder_error *err)
+{
+    int rc = grow(f, n, err);
+    if (rc)
+        return rc;
+    struct fetch_stack *k = f->stack;
+    uint64_t samples = store_manifest(f->t->store)->samples, dram_bytes = 0;
+    k->b = f->t->bound;
+    k->n = n;
+    k->n_absent = k->settled = 0;
+    k->coming = 0;
+    k->counts = (struct tiers_counts){0};
+    f->plan.n_segments = f->plan.memory = f->plan.bytes = 0;
+    if (n)
+        memcpy(k->ordinals, ordinals, n * sizeof(*ordinals));
+    look_up(k, n);
+    for (size_t i = 0; i < n; i++) {
+        const struct cached *h = &k->hits[i];
+        if (unlikely(ordinals[i] >= samples))
+            return no_sample(f, ordinals[i], err);
+        if (likely(h->bytes != NULL)) {
+            f->extents[i] = extent_cached(ordinals[i], h->stored_len, h->raw_len, h->crc, h->codec);
+            k->views[i] = h->bytes;
+            dram_bytes += h->stored_len;
+            continue;
+        }
+        if (k->n_absent >= k->cap_absent && (rc = grow_absent(k, MAX(n - i + k->n_absent, (size_t)16), err)))
+            return rc;
+        bool copy = k->b->dram && k->b->cache->o.replacement == LARDER_REPLACE_FIFO && k->views[i];
+        k->absent[k->n_absent++] = (struct absent){.i = (uint32_t)i, .from = copy ? FROM_COPY : FROM_ORIGIN, .at = NO_ROOM};
+    }
+    k->counts.dram.bytes = dram_bytes;
+    k->counts.dram.hits = n - k->n_absent;
+    *bytes = 0;
+    if (!k->n_absent)
+        return LARDER_OK;
+    rc = grow_absent(k, k->n_absent, err);
+    if (!rc)
+        rc = locate(f, err);
+    if (!rc)
+        *bytes = give_room(f);
+    return rc;
+}
+
+bool stack_all_hit(const struct tiers_fetch *f) { return f->stack->n_absent == 0; }
+
+/* ---- a record has come ---- */
+
+/* From DRAM, a view or a copy. */
+static void take(struct tiers_fetch *f, struct absent *a, const struct cached *c, enum tier from)
+{
+    struct fetch_stack *k = f->stack;
+    f->extents[a->i] = extent_cached(k->ordinals[a->i], c->stored_len, c->raw_len, c->crc, c->codec);
+    k->views[a->i] = c->bytes;
+    a->found = (uint8_t)from;
+    a->state = ABSENT_DONE;
+    if (from == TIER_DRAM)
+        k->counts.dram.bytes += c->stored_len;
+}
+
+/* The caller has laid its memory out for the extent that was planned. */
+static bool as_planned(const struct absent *a, const struct cached *c)
+{
+    return c->codec == a->extent.codec && c->raw_len == a->extent.raw_len && c->stored_len == a->extent.stored_len &&
+           c->crc == a->extent.crc;
+}
+
+static void unclaim(struct fetch_stack *k, struct absent *a)
+{
+    if (a->claimed)
+        dram_unclaim(k->b->cache->dram, k->b->dram_space, k->ordinals[a->i]);
+    a->claimed = false;
+}
+
+static bool flush(struct bound *b, unsigned d)
+{
+    bool done = !atomic_load_explicit(&b->slow, memory_order_relaxed) && nvme_flush_until(b->nvme[d], now_ns() + FLUSH_NS_MAX);
+    if (!done)
+        atomic_store_explicit(&b->slow, true, memory_order_relaxed);
+    return done;
+}
+
+/* A disk that is behind is waited for, so that which records come in depends on room alone; one that takes too long is waited for
+ * no more. */
+static bool admit_nvme(struct bound *b, unsigned d, uint64_t ordinal, const struct cached *c)
+{
+    bool in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
+    if (!in && !nvme_closed(b->nvme[d], b->nvme_space[d]) && flush(b, d))
+        in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
+    if (in)
+        atomic_store_explicit(&b->filled, true, memory_order_relaxed);
+    return in;
+}
+
+bool tiers_filling(const struct tiers *t)
+{
+    return t->bound && (atomic_load_explicit(&t->bound->filled, memory_order_relaxed) ||
+                        atomic_load_explicit(&t->bound->coming, memory_order_relaxed) > 0);
+}
+
+void tiers_settle(struct tiers *t)
+{
+    struct bound *b = t->bound;
+    if (!b || !atomic_exchange(&b->filled, false))
+        return;
+    for (unsigned d = 0; d < b->n_nvme; d++)
+        flush(b, d);
+}
+
+/* Into DRAM, and into NVMe: as a copy when there is room for the whole dataset, else what DRAM refused. */
+static void admit(struct fetch_stack *k, const struct absent *a, const struct cached *c)
+{
+    struct bound *b = k->b;
+    uint64_t ordinal = k->ordinals[a->i];
+    bool in_dram = b->dram && !dram_closed(b->cache->dram) &&
+                   dram_admit(b->cache->dram, b->dram_space, ordinal, c, NULL) == LARDER_OK;
+    if (!b->fill_nvme || a->from == FROM_NVME || (b->exclusive && in_dram))
+        return;
+    for (unsigned i = 0, d = (unsigned)(ordinal % MAX(b->n_nvme, 1u)); i < b->n_nvme; i++, d = (d + 1) % b->n_nvme)
+        if (admit_nvme(b, d, ordinal, c))
+            return;
+}
+
+/* Bytes of the origin, at `stored`. Those that fail their CRC are handed on as they are: store_decode says so. */
+static void came_from_origin(struct tiers_fetch *f, struct absent *a, const void *stored)
+{
+    struct fetch_stack *k = f->stack;
+    struct extent *e = &f->extents[a->i];
+    *e = a->extent;
+    k->views[a->i] = stored;
+    a->found = TIER_ORIGIN;
+    a->state = ABSENT_DONE;
+    if (a->wanted && crc32c(0, stored, e->stored_len) == e->crc) {
+        struct cached c = {stored, e->stored_len, e->raw_len, e->crc, e->codec};
+        e->checked = true;
+        admit(k, a, &c);
+    }
+    unclaim(k, a);
+}
+
+/* Pages of NVMe, at `read`. */
+static void came_from_nvme(struct tiers_fetch *f, struct absent *a, const uint8_t *read)
+{
+    struct fetch_stack *k = f->stack;
+    struct bound *b = k->b;
+    struct cached c;
+    if (!nvme_check(b->nvme[a->dir], b->nvme_space[a->dir], k->ordinals[a->i], &a->place,
+                    read, &c) || !as_planned(a, &c)) {
+        a->from = FROM_ORIGIN; /* healed; the claim stays */
+        a->state = ABSENT_WAIT;
+        return;
+    }
+    if (a->state == ABSENT_AGAIN)
+        c.bytes = memcpy(f->memory + a->at, c.bytes, c.stored_len);
+    take(f, a, &c, TIER_NVME);
+    if (a->wanted)
+        admit(k, a, &c);
+    unclaim(k, a);
+}
+
+bool stack_settle(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    size_t bytes = 0;
+    for (; k->settled < k->n_absent && bytes < SETTLE_BYTES; k->settled++) {
+        struct absent *a = &k->absent[k->settled];
+        bytes += a->state == ABSENT_READ || a->state == ABSENT_AGAIN ? a->extent.stored_len : 0;
+        if (a->state == ABSENT_READ && a->from == FROM_NVME) {
+            came_from_nvme(f, a, f->memory + a->at);
+        } else if (a->state == ABSENT_AGAIN && a->from == FROM_NVME) {
+            came_from_nvme(f, a, k->again_memory + a->again_at);
+        } else if (a->state == ABSENT_READ) {
+            came_from_origin(f, a, f->memory + f->plan.place[a->k]);
+        } else if (a->state == ABSENT_AGAIN) {
+            memcpy(f->memory + a->at, k->again_memory + k->again.place[a->k], a->extent.stored_len);
+            came_from_origin(f, a, f->memory + a->at);
+        }
+    }
+    return k->settled == k->n_absent;
+}
+
+void stack_nvme_failed(struct tiers_fetch *f, uint32_t a)
+{
+    struct fetch_stack *k = f->stack;
+    struct absent *failed = &k->absent[a];
+    struct cached c;
+    (void)nvme_check(k->b->nvme[failed->dir], k->b->nvme_space[failed->dir], k->ordinals[failed->i], &failed->place, NULL, &c);
+    failed->from = FROM_ORIGIN;
+    failed->state = ABSENT_WAIT;
+}
+
+/* ---- start ---- */
+
+struct copying { struct tiers_fetch *f; size_t first; };
+
+/* FIFO: where record `i` of those that are asked again goes. */
+static void *copy_to(void *user, size_t i, size_t len)
+{
+    const struct copying *c = user;
+    const struct absent *a = &c->f->stack->absent[c->first + i];
+    return len == a->extent.stored_len && c->f->memory ? c->f->memory + a->at : NULL;
+}
+
+/* Is absent record j in DRAM now? */
+static bool look_again(struct tiers_fetch *f, size_t j)
+{
+    struct fetch_stack *k = f->stack;
+    struct absent *a = &k->absent[j];
+    struct copying where = {f, j};
+    struct cached hit = {0};
+    if (!k->b->dram)
+        return false;
+    bool fifo = k->b->cache->o.replacement == LARDER_REPLACE_FIFO;
+    dram_lookup(k->b->cache->dram, k->b->dram_space, &k->ordinals[a->i], 1, &hit, fifo ? copy_to : NULL, &where);
+    if (!hit.bytes || !as_planned(a, &hit))
+        return false;
+    take(f, a, &hit, TIER_DRAM);
+    return true;
+}
+
+/* The first run without what others fetch. */
+static int plan_ours(struct tiers_fetch *f, struct larder_error *err)
+{
+    struct fetch_stack *k = f->stack;
+    size_t m = 0, before = f->plan.memory;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        if (a->from == FROM_ORIGIN && a->state == ABSENT_READ) {
+            a->k = (uint32_t)m;
+            k->extents[m++] = a->extent;
+        }
+    }
+    int rc = plan_build(&f->plan, tiers_rules(f->t), k->extents, NULL, m, err);
+    if (!rc && f->plan.memory > before)
+        rc = err_set(err, LARDER_EINVAL, "a part of a fetch needs more memory than all of it");
+    return rc;
+}
+
+/* Adds the read of record j from NVMe to a run, landing at `memory`. */
+static int add_nvme(struct fetch_stack *k, struct plan *p, size_t j, size_t memory, struct larder_error *err)
+{
+    const struct nvme_place *at = &k->absent[j].place;
+    if (p->n_segments + 1 > p->cap_segments && GROW(p->segments, p->cap_segments, p->n_segments + 1, err))
+        return LARDER_ENOMEM;
+    p->segments[p->n_segments++] = (struct segment){at->offset, memory, (uint32_t)j, at->len, at->len, at->fd};
+    k->counts.nvme.requests++;
+    k->counts.nvme.bytes += at->len;
+    return LARDER_OK;
+}
+
+int stack_start(struct tiers_fetch *f, struct larder_error *err)
+{
+    struct fetch_stack *k = f->stack;
+    struct bound *b = k->b;
+    bool theirs = false;
+    k->settled = k->coming = 0;
+    k->deadline_ns = now_ns() + WAIT_MS_MAX * 1000000ull;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        a->state = ABSENT_READ;
+        k->coming += a->from != FROM_NVME && a->wanted && b->fill_nvme;
+        if (a->from == FROM_COPY) {
+            if (!look_again(f, j))
+                a->state = ABSENT_WAIT;
+        } else if (a->wanted && b->dram && (a->from == FROM_ORIGIN || !dram_closed(b->cache->dram))) {
+            enum claim c = dram_claim(b->cache->dram, b->dram_space, k->ordinals[a->i]);
+            a->claimed = c == CLAIM_MINE;
+            a->state = c == CLAIM_THEIRS ? ABSENT_WAIT : ABSENT_READ;
+            theirs |= c == CLAIM_THEIRS;
+        }
+    }
+    if (k->coming)
+        atomic_fetch_add_explicit(&b->coming, k->coming, memory_order_relaxed);
+    int rc = theirs ? plan_ours(f, err) : LARDER_OK;
+    k->counts.origin.requests = f->plan.n_segments;
+    k->counts.origin.bytes = f->plan.bytes;
+    for (size_t j = 0; !rc && j < k->n_absent; j++)
+        if (k->absent[j].from == FROM_NVME && k->absent[j].state == ABSENT_READ)
+            rc = add_nvme(k, &f->plan, j, k->absent[j].at, err);
+    return rc;
+}
+
+/* ---- after a run ---- */
+
+/* Record j, which waited: is it there, or ours to read? False: still theirs. */
+static bool ask_again(struct tiers_fetch *f, size_t j)
+{
+    struct fetch_stack *k = f->stack;
+    struct absent *a = &k->absent[j];
+    if (look_again(f, j)) {
+        unclaim(k, a);
+        return true;
+    }
+    if (!a->claimed && a->wanted && k->b->dram && now_ns() < k->deadline_ns) {
+        enum claim c = dram_claim(k->b->cache->dram, k->b->dram_space, k->ordinals[a->i]);
+        if (c == CLAIM_THEIRS)
+            return look_again(f, j);
+        a->claimed = c == CLAIM_MINE;
+    }
+    if (a->from != FROM_NVME) {
+        a->from = FROM_ORIGIN;
+        look_up_nvme(k, a); /* it may have come there meanwhile */
+    }
+    a->state = ABSENT_AGAIN;
+    return true;
+}
+
+static int plan_again(struct tiers_fetch *f, struct larder_error *err)
+{
+    struct fetch_stack *k = f->stack;
+    struct plan *p = &k->again;
+    size_t m = 0;
+    for (size_t j = 0; j < k->n_absent; j++)
+        if (k->absent[j].state == ABSENT_AGAIN && k->absent[j].from != FROM_NVME) {
+            k->absent[j].k = (uint32_t)m;
+            k->extents[m++] = k->absent[j].extent;
+        }
+    int rc = plan_build(p, tiers_rules(f->t), k->extents, NULL, m, err);
+    k->counts.origin.requests += rc ? 0 : p->n_segments;
+    k->counts.origin.bytes += rc ? 0 : p->bytes;
+    p->memory = round_up(p->memory, TIERS_ALIGN);
+    for (size_t j = 0; !rc && j < k->n_absent; j++)
+        if (k->absent[j].state == ABSENT_AGAIN && k->absent[j].from == FROM_NVME) {
+            k->absent[j].again_at = p->memory;
+            rc = add_nvme(k, p, j, p->memory, err);
+            p->memory += round_up(k->absent[j].place.len, TIERS_ALIGN);
+        }
+    if (!rc && p->memory > k->again_cap) {
+        free(k->again_memory);
+        k->again_cap = p->memory;
+        k->again_memory = aligned_alloc(TIERS_ALIGN, k->again_cap);
+        if (!k->again_memory) {
+            k->again_cap = 0;
+            rc = err_nomem(err, p->memory, "records read again");
+        }
+    }
+    f->run = p;
+    f->run_memory = k->again_memory;
+    f->next_segment = 0;
+    k->settled = 0;
+    return rc;
+}
+
+enum stack_step stack_next(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    bool read = false, wait = false;
+    int rc = LARDER_OK;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        if (k->absent[j].state != ABSENT_WAIT)
+            continue;
+        wait |= !ask_again(f, j);
+        read |= k->absent[j].state == ABSENT_AGAIN;
+    }
+    if (read)
+        rc = plan_again(f, &f->error);
+    if (rc) {
+        f->failed = true;
+        return STACK_FAILED;
+    }
+    return read ? STACK_READ : wait ? STACK_WAIT : STACK_DONE;
+}
+
+void stack_wait(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    uint64_t now = now_ns(), ms = now < k->deadline_ns ? (k->deadline_ns - now) / 1000000 + 1 : 0;
+    for (size_t j = 0; ms && j < k->n_absent; j++)
+        if (k->absent[j].state == ABSENT_WAIT) {
+            dram_wait(k->b->cache->dram, k->b->dram_space, k->ordinals[k->absent[j].i], (unsigned)ms);
+            return;
+        }
+}
+
+/* ---- the end ---- */
+
+static void count(struct fetch_stack *k)
+{
+    struct tiers_counts *c = &k->counts;
+    struct tier_counter *total = k->b->cache->counter;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct larder_tier_stats *const s[TIERS] = {&c->dram, &c->nvme, &c->origin};
+        s[k->absent[j].found]->hits++;
+    }
+    c->dram.misses = k->b->dram ? k->n - c->dram.hits : 0;
+    c->nvme.misses = k->b->n_nvme ? c->origin.hits : 0;
+    if (k->b->dram)
+        counter_add(&total[TIER_DRAM], &c->dram);
+    if (k->n_absent == 0)
+        return;
+    counter_add(&total[TIER_NVME], &c->nvme);
+    counter_add(&total[TIER_ORIGIN], &c->origin);
+}
+
+void stack_end(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    for (size_t j = 0; j < k->n_absent; j++)
+        unclaim(k, &k->absent[j]);
+    if (k->coming)
+        atomic_fetch_sub_explicit(&k->b->coming, k->coming, memory_order_relaxed);
+    k->coming = 0;
+    if (!f->failed)
+        count(k);
+}

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stack_int.h - inside tiers/: the cache object, its counters, and the way of one fetch through the tiers.
+ *
+ *     stats.c   counters and latencies (log-scale), and their text
+ *     cache.c   the cache: what is opened once, for any number of datasets
+ *     stack.c   one fetch: who has its records, who fetches them, who admits them
+ */
+#ifndef LARDER_TIERS_STACK_INT_H
+#define LARDER_TIERS_STACK_INT_H
+
+#include "tiers/cache_int.h"
+
+enum tier { TIER_DRAM, TIER_NVME, TIER_ORIGIN, TIERS };
+
+/* ---- stats.c ---- */
+
+/* Four buckets an octave of nanoseconds: a percentile is right within 19%. */
+#define HISTOGRAM_BUCKETS 256u
+struct histogram { _Atomic uint64_t count[HISTOGRAM_BUCKETS], max; };
+void histogram_add(struct histogram *h, uint64_t ns);
+/* The value that `per_mille` thousandths of all do not exceed (the upper end of its bucket); 0: there are none. */
+uint64_t histogram_at(const struct histogram *h, unsigned per_mille);
+
+/* What this process took from a tier. */
+struct tier_counter {
+    _Atomic uint64_t hits, misses, bytes, requests;
+    struct histogram latency;
+};
+void counter_add(struct tier_counter *c, const struct larder_tier_stats *s);
+/* Fills the members of *out that a counter has. */
+void counter_give(const struct tier_counter *c, struct larder_cache_tier *out);
+/* Prometheus text of the tiers that are there. */
+int stats_text(const char *cache, const struct larder_cache_stats *s, bool dram, bool nvme, struct buf *out, struct larder_error *err);
+
+/* ---- cache.c ---- */
+
+#define NVME_DIRS_MAX 8u
+#define WARNINGS_MAX (NVME_DIRS_MAX + 4)
+
+struct tiers_cache {
+    struct larder_cache_options o; /* name and nvme are not kept in it */
+    char name[68];
+    struct share *share;           /* NULL: no DRAM */
+    struct dram *dram;
+    struct nvme *nvme[NVME_DIRS_MAX];
+    unsigned n_nvme;
+    pid_t pid;
+    struct tier_counter counter[TIERS];
+    char warnings[WARNINGS_MAX][256]; /* of opening */
+    unsigned n_warnings;
+};
+
+/* A dataset's place in a cache. Constant after open. */
+struct bound {
+    struct tiers_cache *cache;
+    bool dram;                          /* it has a number there */
+    uint32_t dram_space;
+    struct nvme *nvme[NVME_DIRS_MAX];   /* those that gave it a number */
+    uint32_t nvme_space[NVME_DIRS_MAX];
+    unsigned n_nvme;
+    bool fill_nvme;                     /* records of the origin are copied there */
+    atomic_bool filled;                 /* NVMe has admitted records since it was last flushed */
+    _Atomic size_t coming;              /* of the origin, being fetched, that NVMe may admit */
+    atomic_bool slow;                   /* its disk let us wait too long once */
+    bool exclusive;                     /* NVMe has no room for the whole dataset: a record is either there or in DRAM */
+};
+int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **b, struct larder_error *err);
+
+/* ---- stack.c ---- */
+
+enum absent_state { ABSENT_READ, ABSENT_WAIT, ABSENT_AGAIN, ABSENT_DONE };
+enum absent_from { FROM_ORIGIN, FROM_NVME, FROM_COPY };
+
+/* A record that has no view yet when the fetch is planned. */
+struct absent {
+    uint32_t i;              /* of the fetch's n */
+    uint32_t k;              /* in the plan that reads it */
+    uint8_t from, state, found; /* enum absent_from, absent_state, tier */
+    bool claimed, wanted;    /* wanted: a tier would admit it */
+    uint8_t dir;             /* of NVMe */
+    size_t at;               /* room in the fetch's memory: for what NVMe reads, or for the record's bytes; SIZE_MAX: none */
+    size_t again_at;         /* where NVMe read it in the second run */
+    struct extent extent;    /* as it lies at the origin */
+    struct nvme_place place;
+};
+
+struct fetch_stack {
+    struct bound *b;
+    uint64_t *ordinals;
+    struct cached *hits;
+    const void **views;
+    struct absent *absent;
+    uint64_t *ask;           /* ordinals of a part of the records */
+    struct extent *extents;  /* theirs */
+    size_t cap_ordinals, cap_hits, cap_views, cap_absent, cap_ask, cap_extents;
+    size_t n, n_absent, settled;
+    struct plan again;       /* of the second round */
+    uint8_t *again_memory;
+    size_t again_cap;
+    size_t coming;           /* records that NVMe may admit: counted in bound.coming while started */
+    uint64_t deadline_ns;    /* for others to come up with what they fetch */
+    struct tiers_counts counts;
+};
+
+void stack_free(struct fetch_stack *k);
+/* Plans f for its n ordinals; *bytes as tiers_fetch_plan. */
+int stack_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t *bytes, struct larder_error *err);
+/* Everything is there: nothing to read or copy. */
+bool stack_all_hit(const struct tiers_fetch *f);
+/* Claims what is absent and settles which segments the first round reads. */
+int stack_start(struct tiers_fetch *f, struct larder_error *err);
+/* A run has been read: checks and admits its records, a portion a call. False: there is more. */
+bool stack_settle(struct tiers_fetch *f);
+enum stack_step { STACK_DONE, STACK_READ, STACK_WAIT, STACK_FAILED };
+/* What next, when a run is settled. STACK_READ: f->run is to be read; STACK_WAIT: others fetch what is missing, ask again. */
+enum stack_step stack_next(struct tiers_fetch *f);
+/* Blocks until the first record that others fetch may be there. The caller has settled all that it claimed. */
+void stack_wait(struct tiers_fetch *f);
+/* The NVMe read of absent record a failed: it comes from the origin. */
+void stack_nvme_failed(struct tiers_fetch *f, uint32_t a);
+/* The fetch is over, well or not: gives claims up and counts. */
+void stack_end(struct tiers_fetch *f);
+
+#endif

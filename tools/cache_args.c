@@ -1,0 +1,93 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cache_args.c - the options that describe a cache: --dram, --nvme, --cache-name, --replacement, --metrics.
+ *
+ * Without --dram and --nvme there is no cache; with --nvme alone its DRAM is off. Who names a directory wants it used:
+ * records of local datasets are copied there too.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tools/tools.h"
+
+void cache_args_init(struct cache_args *a)
+{
+    *a = (struct cache_args){.o = LARDER_CACHE_OPTIONS_INIT};
+    a->o.dram_bytes = LARDER_DRAM_OFF;
+    a->o.copy_local = 1;
+}
+
+void option_dram(struct tool *t, struct cache_args *a)
+{
+    if (strcmp(t->value, "auto") == 0) {
+        a->o.dram_bytes = LARDER_DRAM_DEFAULT;
+        a->wanted = 1;
+        return;
+    }
+    uint64_t bytes = 0;
+
+    option_size(t, 1, UINT64_MAX - 1, &bytes);
+    a->o.dram_bytes = bytes;
+    a->wanted = 1;
+}
+
+/* DIR:SIZE; the last colon counts. */
+void option_nvme(struct tool *t, struct cache_args *a)
+{
+    const char *colon = strrchr(t->value, ':');
+    struct larder_cache_nvme *n = &a->nvme[a->o.n_nvme];
+
+    if (a->o.n_nvme == CACHE_ARGS_NVME) {
+        tool_usage(t, "--nvme: %d directories are the most", CACHE_ARGS_NVME);
+        return;
+    }
+    if (!colon || colon == t->value || parse_size(colon + 1, &n->bytes) || n->bytes == 0) {
+        option_bad(t, "DIR:SIZE such as /nvme/cache:200GB");
+        return;
+    }
+    n->dir = a->dirs[a->o.n_nvme] = strndup(t->value, (size_t)(colon - t->value));
+    if (!n->dir) {
+        tool_nomem(t);
+        return;
+    }
+    a->o.n_nvme++;
+    a->wanted = 1;
+}
+
+void option_replacement(struct tool *t, struct cache_args *a)
+{
+    static const char *const names[] = {"none", "fifo", NULL};
+
+    option_choice(t, names, &a->o.replacement);
+}
+
+int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache)
+{
+    struct larder_error err = {0};
+    const char *warning;
+
+    *cache = NULL;
+    if (!a->wanted)
+        return EXIT_DONE;
+    a->o.nvme = a->nvme;
+    if (larder_cache_open(&a->o, cache, &err))
+        return tool_error(t, &err);
+    for (size_t i = 0; (warning = larder_cache_warning(*cache, i)); i++)
+        fprintf(stderr, "larder %s: warning: %s\n", t->verb->name, warning);
+    return EXIT_DONE;
+}
+
+void cache_args_release(struct cache_args *a)
+{
+    for (int i = 0; i < CACHE_ARGS_NVME; i++)
+        free(a->dirs[i]);
+}
+
+int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache)
+{
+    struct larder_error err = {0};
+
+    if (!a->metrics || !cache)
+        return EXIT_DONE;
+    return larder_cache_metrics(cache, a->metrics, &err) ? tool_error(t, &err) : EXIT_DONE;
+}
