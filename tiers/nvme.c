@@ -415,9 +415,9 @@ static void read_failed(struct nvme *n)
 
 bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at, const void *read, struct cached *hit)
 {
-    const uint8_t *head = (const uint8_t *)read + at->skip;
+    const uint8_t *head = read ? (const uint8_t *)read + at->skip : NULL;
     struct nvme_record r;
-    if (read && nvme_record_decode(head, &r) && r.space_hash == n->spaces[space].hash && r.ordinal == ordinal &&
+    if (head && nvme_record_decode(head, &r) && r.space_hash == n->spaces[space].hash && r.ordinal == ordinal &&
         nvme_units(r.stored_len) * NVME_UNIT <= at->len - at->skip && crc32c(0, head + NVME_UNIT, r.stored_len) == r.crc) {
         *hit = (struct cached){head + NVME_UNIT, r.stored_len, r.raw_len, r.crc, r.codec};
         if (atomic_load_explicit(&n->read_errors, memory_order_relaxed))

@@ -393,7 +393,7 @@ static void fail(struct nvme *n, int error)
 static int ready_file(struct nvme *n, unsigned segment)
 {
     struct nvme_segment *g = &n->segments[segment];
-    uint64_t blocks, total = n->other_blocks;
+    uint64_t blocks = 0, total = n->other_blocks;
     int fd;
     if (g->fd >= 0)
         return 0;

@@ -129,6 +129,8 @@ static unsigned drain_broken(struct uring *u, struct read_op **done, unsigned ma
 static unsigned reap(struct engine *e, bool wait, struct read_op **done, unsigned max)
 {
     struct uring *u = (struct uring *)e;
+    if (wait && u->unsent && !u->broken)
+        enter(u, true); /* one call sends and waits; it returns at once where something is finished */
     for (;;) {
         unsigned n = drain(u, done, max);
         if (u->broken)
