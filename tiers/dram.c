@@ -486,16 +486,24 @@ static void view_of(const struct dram *d, uint64_t word, struct cached *view)
         read_head(d->slabs + slot_place(word), view);
 }
 
-/* Copies a record to its place and publishes it. The word that is in the table then, or NOWHERE. */
+static void count(struct dram *d, uint64_t entries, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&d->h->entries, entries, memory_order_relaxed);
+    atomic_fetch_add_explicit(&d->h->record_bytes, bytes, memory_order_relaxed);
+}
+
+/* Copies a record to its place and publishes it. The word that is in the table then, or NOWHERE. It is counted before it is
+ * there, and elsewhere uncounted after it has gone: a process that dies between leaves a count too high, never one below 0. */
 static uint64_t publish(struct dram *d, uint64_t key, uint64_t hash, uint64_t place, unsigned words, const struct cached *r)
 {
     if (r->stored_len)
         copy_racy(d->slabs + place + words * 4ull, r->bytes, r->stored_len);
+    count(d, 1, r->stored_len);
     uint64_t there = table_insert(d, key, hash, place);
-    if (there)
+    if (there) {
+        count(d, -1ull, -(uint64_t)r->stored_len);
         return there;
-    atomic_fetch_add_explicit(&d->h->entries, 1, memory_order_relaxed);
-    atomic_fetch_add_explicit(&d->h->record_bytes, r->stored_len, memory_order_relaxed);
+    }
     atomic_fetch_add_explicit(&d->h->admissions, 1, memory_order_relaxed);
     return slot_word(hash, place);
 }

@@ -495,6 +495,9 @@ TEST(threads_share_it_while_it_replaces)
 TEST(processes_share_it)
 {
     char name[64];
+#ifdef __SANITIZE_THREAD__
+    TEST_SKIP("the thread checker allows no threads in a forked child");
+#endif
     snprintf(name, sizeof name, "test-dram-%d", (int)getpid());
     struct dram *d = arena(32 * MIB, REPLACE_NONE, name);
     uint32_t space = space_of(d, 0);
