@@ -186,7 +186,9 @@ uint64_t table_insert(struct dram *d, uint64_t key, uint64_t hash, uint64_t plac
     uint64_t got;
     for (;;) {
         table_parts(d, &s);
-        got = insert_in(d, &s.at[0], key, hash, place);
+        got = insert_in(d, &s.at[s.largest], key, hash, place); /* where lookups look first */
+        if (got == NOWHERE && s.largest != 0)
+            got = insert_in(d, &s.at[0], key, hash, place);
         if (got != NOWHERE)
             return got;
         if (!grow(d, s.n))

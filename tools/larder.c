@@ -77,7 +77,16 @@ static const struct verb verbs[] = {
      "order_hash is the hash of the ordinals in the order of delivery, data_hash the sum of\n"
      "the hashes of (ordinal, delivered bytes): the same in every order. Fetch stall is the\n"
      "time spent waiting for bytes, prep stall for decoding.\n",
-     "  larder bench /data/photos --epochs 3 --batch-size 256 --compute-ms 5\n", bench_options},
+     "  larder bench /data/photos --epochs 3 --batch-size 256 --compute-ms 5\n"
+     "  larder bench /data/photos --epochs 3 --dram 8GB --nvme /nvme/cache:200GB\n",
+     bench_options},
+    {"cache", "info|warm|clear DIR|DATASET", "Look at, fill or empty caches on local disks.", cmd_cache,
+     "info DIR: what larder keeps in a cache directory. clear DIR: removes it, unless a\n"
+     "process is using it; other files are left alone. warm DATASET: reads every record once\n"
+     "through the cache that the options name, so that a job starts with it filled.\n",
+     "  larder cache warm /data/photos --nvme /nvme/cache:200GB\n"
+     "  larder cache info /nvme/cache\n",
+     cache_options},
 };
 #define N_VERBS (sizeof verbs / sizeof *verbs)
 

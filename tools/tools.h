@@ -234,8 +234,9 @@ int cmd_verify(struct tool *t);
 int cmd_repair(struct tool *t);
 int cmd_gc(struct tool *t);
 int cmd_bench(struct tool *t);
+int cmd_cache(struct tool *t);
 
 extern const struct option_spec ingest_options[], info_options[], ls_options[], get_options[],
-    export_options[], verify_options[], repair_options[], gc_options[], bench_options[];
+    export_options[], verify_options[], repair_options[], gc_options[], bench_options[], cache_options[];
 
 #endif
