@@ -20,6 +20,7 @@ A store of training samples: packed, indexed, checked, read ahead in epochs.
   repair   Rebuild index and manifest, drop what is damaged.
   gc       Remove old generations and stray files.
   bench    Run the loader and report each epoch.
+  cache    Look at, fill or empty caches on local disks.
 
 'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.
 Times: 24h, 7d, 30m, 90s.
@@ -45,7 +46,7 @@ Example:
 ok larder help gc
 has out '^usage: larder gc'
 sed 's/\\-/-/g' "$root/tools/larder.1" >"$tmp/man"
-for verb in ingest info ls get export verify repair gc bench; do
+for verb in ingest info ls get export verify repair gc bench cache; do
     ok larder $verb --help
     has out "^usage: larder $verb "
     has out '^Example'
