@@ -5,7 +5,7 @@
  */
 #include "tiers/nvme_int.h"
 
-struct disk { const uint8_t *data; size_t len; };
+struct disk { const uint8_t *data; size_t len; uint64_t found; };
 
 static bool disk_read(void *user, uint64_t offset, void *buf, size_t n)
 {
@@ -18,13 +18,13 @@ static bool disk_read(void *user, uint64_t offset, void *buf, size_t n)
 
 static bool found(void *user, const struct nvme_entry *e)
 {
-    uint64_t *n = user;
+    struct disk *d = user;
     uint8_t bytes[NVME_ENTRY_BYTES];
     struct nvme_entry same;
     nvme_entry_encode(e, bytes);
     if (!nvme_entry_decode(bytes, UINT32_MAX, &same) || same.ordinal != e->ordinal)
         abort();
-    return ++*n < 100000;
+    return ++d->found < 100000;
 }
 
 static void mend(uint8_t *p, size_t len, unsigned how)
@@ -56,7 +56,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct nvme_trailer t;
     struct nvme_entry e;
     struct nvme_record r;
-    uint64_t n = 0, end;
+    uint64_t end;
     if (size < 2 || size > MIB)
         return 0;
     size_t len = size - 1;
@@ -72,9 +72,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (len >= NVME_PAGE && nvme_trailer_decode(p, MIB, &t) && t.footer + nvme_footer_bytes(t.n) > MIB - NVME_PAGE)
         abort();
     if (len >= NVME_PAGE && nvme_head_decode(p, &h)) {
-        struct disk d = {p, len};
+        struct disk d = {p, len, 0};
         void *window = malloc(NVME_WINDOW);
-        nvme_walk(&h, window, disk_read, found, &n, &end);
+        nvme_walk(&h, window, disk_read, found, &d, &end);
         if (end > h.segment_bytes)
             abort();
         free(window);
