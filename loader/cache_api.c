@@ -97,3 +97,28 @@ int larder_cache_metrics(const struct larder_cache *c, const char *path, struct 
     }
     return rc;
 }
+
+int larder_cache_dir_info(const char *dir, struct larder_cache_dir_info *info, struct larder_cache_dataset *datasets, size_t cap,
+                          struct larder_error *err)
+{
+    struct larder_cache_dir_info i = {.struct_size = sizeof(i)};
+    int rc = result_check(info, sizeof(i), "larder_cache_dir_info", err);
+
+    if (rc == 0 && (!dir || !*dir || (cap && !datasets)))
+        rc = err_set(err, LARDER_EINVAL, "larder_cache_dir_info: %s", !dir || !*dir ? "no directory" : "datasets is NULL");
+    if (rc == 0)
+        rc = tiers_cache_dir_info(dir, &i, datasets, cap, err);
+    if (rc == 0)
+        result_give(info, &i, sizeof(i));
+    return rc;
+}
+
+int larder_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err)
+{
+    uint64_t bytes = 0;
+    int rc = dir && *dir ? tiers_cache_dir_clear(dir, &bytes, err) : err_set(err, LARDER_EINVAL, "larder_cache_dir_clear: no directory");
+
+    if (rc == 0 && freed)
+        *freed = bytes;
+    return rc;
+}

@@ -207,6 +207,33 @@ const char *larder_cache_warning(const struct larder_cache *cache, size_t i);
 /* Writes the statistics as Prometheus text to the file at path, which is replaced atomically. EIO, ENOMEM, EFORK. */
 int larder_cache_metrics(const struct larder_cache *cache, const char *path, struct larder_error *err);
 
+/* What a directory of struct larder_cache_nvme holds. */
+struct larder_cache_dir_info {
+    size_t struct_size;
+    uint64_t used_bytes;    /* on disk, of the cache's own files */
+    uint64_t segments, segment_bytes;
+    uint64_t entries;       /* records; copies that newer ones replaced and damaged ones included */
+    uint64_t datasets;
+    uint64_t holder;        /* process that uses it now; 1 when it did not say; 0: nobody */
+};
+
+/* One dataset in it. */
+struct larder_cache_dataset {
+    uint8_t uuid[16], lineage[16]; /* as larder_dataset_info() has them */
+    uint64_t entries, bytes;       /* bytes: of its segments */
+    uint64_t last_used_s;          /* seconds since 1970 */
+};
+
+/* Describes a directory, whether it is in use or not: reads the maps of its segments, no record. Sets *info (struct_size set) and
+ * the first `cap` of info->datasets elements of datasets (NULL allowed when cap is 0), in no order.
+ * Errors: ENOTFOUND (no cache there), EIO, ENOMEM, EINVAL. */
+int larder_cache_dir_info(const char *dir, struct larder_cache_dir_info *info, struct larder_cache_dataset *datasets, size_t cap,
+                          struct larder_error *err);
+
+/* Removes the cache's files from a directory; files of others stay. *freed (NULL allowed): bytes on disk.
+ * Errors: ENOTFOUND (no cache there), EBUSY (a process uses it, and is named), EIO, EINVAL. */
+int larder_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err);
+
 /* ---------------------------------------------------------------------------------- dataset */
 
 struct larder_dataset;

@@ -129,7 +129,8 @@ struct nvme_space {
     struct cache_space key;
     uint64_t hash, last_used_s;
     uint32_t active;           /* segment + 1; 0: none */
-    bool taken, live, closed;  /* live: registered since open; closed: a record was refused for want of room */
+    bool taken, live;          /* live: registered since open */
+    atomic_bool closed;        /* a record was refused for want of room; read without the lock */
 };
 
 struct nvme {

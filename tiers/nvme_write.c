@@ -312,15 +312,10 @@ int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct ca
     return rc;
 }
 
-bool nvme_closed(const struct nvme *shown, uint32_t space)
+bool nvme_closed(const struct nvme *n, uint32_t space)
 {
-    struct nvme *n = (struct nvme *)(uintptr_t)shown; /* but for its lock it is left alone */
-    if (atomic_load_explicit(&n->failed, memory_order_relaxed) || space == 0 || space > NVME_SPACES_MAX)
-        return true;
-    pthread_mutex_lock(&n->lock);
-    bool closed = n->spaces[space].closed;
-    pthread_mutex_unlock(&n->lock);
-    return closed;
+    return space == 0 || space > NVME_SPACES_MAX || atomic_load_explicit(&n->failed, memory_order_relaxed) ||
+           atomic_load_explicit(&n->spaces[space].closed, memory_order_relaxed);
 }
 
 /* ---- the writer ---- */

@@ -21,6 +21,10 @@ void tiers_cache_close(struct tiers_cache *c); /* after its stacks, and when no 
 void tiers_cache_stats(const struct tiers_cache *c, struct larder_cache_stats *out);
 const char *tiers_cache_warning(const struct tiers_cache *c, size_t i); /* NULL: there are fewer */
 int tiers_cache_text(const struct tiers_cache *c, struct buf *out, struct larder_error *err); /* Prometheus text */
+/* A directory of a cache, in use or not (nvme_info.c): as in larder.h. */
+int tiers_cache_dir_info(const char *dir, struct larder_cache_dir_info *out, struct larder_cache_dataset *datasets, size_t cap,
+                         struct larder_error *err);
+int tiers_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err);
 /* EFORK in a forked child. */
 int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err);
 

@@ -1,23 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cmd_cache.c - larder cache info|warm|clear: what lies in directories on local disks, and filling them ahead of a job.
+ * cmd_cache.c - larder cache info DIR | clear DIR | warm DATASET: what lies in directories on local disks, and filling them ahead of a
+ * job.
  *
  * warm reads the dataset once through a cache, in the order of its ordinals; the DRAM part lives only as long as another
  * process holds it. clear removes the files that larder made in a directory that no process uses, and nothing else.
  */
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "tools/tools.h"
 
 enum { DRAM, NVME, CACHE_NAME, JSON, QUIET };
+enum { DATASETS_MAX = 1024 };
 
 const struct option_spec cache_options[] = {
     [DRAM] = {"dram", 0, "SIZE|auto", NULL, "warm: fill memory too"},
@@ -28,90 +25,116 @@ const struct option_spec cache_options[] = {
     OPTION_END,
 };
 
-/* What a file of ours is called: see tiers/README.md. */
-static int is_ours(const char *name)
+static void id_text(const uint8_t id[16], char out[37])
 {
-    return strcmp(name, "lock") == 0 || strcmp(name, "checkpoint") == 0 || strcmp(name, "checkpoint.new") == 0 ||
-           strncmp(name, "seg-", 4) == 0;
+    int n = 0;
+
+    for (int i = 0; i < 16; i++)
+        n += snprintf(out + n, (size_t)(37 - n), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", id[i]);
 }
 
-static int is_segment(const char *name)
+static void time_text(uint64_t seconds, char out[32])
 {
-    return strncmp(name, "seg-", 4) == 0;
+    time_t when = (time_t)seconds;
+    struct tm tm;
+
+    if (!gmtime_r(&when, &tm) || strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm) == 0)
+        snprintf(out, 32, "?");
 }
 
-struct found { uint64_t files, segments, bytes; int in_use, foreign; };
+/* ---- info ---- */
 
-/* Looks at (or clears) a directory. 0, or an errno. */
-static int scan(const char *dir, int clear, struct found *f)
+static void info_json(const char *dir, const struct larder_cache_dir_info *in, const struct larder_cache_dataset *d, size_t n)
 {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC), lock, rc = 0;
-    struct dirent *e;
-    struct stat st;
-    DIR *d;
-
-    memset(f, 0, sizeof *f);
-    if (fd < 0)
-        return errno;
-    lock = openat(fd, "lock", O_RDWR | O_CLOEXEC);
-    f->in_use = lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) != 0;
-    d = fdopendir(fd);
-    if (!d) {
-        close(fd);
-        rc = ENOMEM;
-    }
-    while (d && (e = readdir(d))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
-            continue;
-        if (!is_ours(e->d_name)) {
-            f->foreign++;
-            continue;
-        }
-        if (fstatat(fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(st.st_mode))
-            continue;
-        f->files++;
-        f->segments += (uint64_t)is_segment(e->d_name);
-        f->bytes += (uint64_t)st.st_blocks * 512;
-        if (clear && !f->in_use && lock >= 0 && strcmp(e->d_name, "lock") != 0 && unlinkat(fd, e->d_name, 0) != 0)
-            rc = errno;
-    }
-    if (d)
-        closedir(d);
-    if (lock >= 0)
-        close(lock);
-    return rc;
-}
-
-static int no_cache(struct tool *t, const char *dir)
-{
-    return tool_fail(t, "%s: no cache of larder is here (it has no file 'lock')", dir);
-}
-
-static int directory(struct tool *t, const char *dir, int clear)
-{
-    char size[TEXT_MAX], files[TEXT_MAX];
-    struct found f;
+    char id[37], when[32];
     struct jsonl j;
-    int rc = scan(dir, clear, &f);
 
-    if (rc)
-        return tool_fail(t, "%s: %s", dir, strerror(rc));
-    if (!f.files)
-        return no_cache(t, dir);
-    if (clear && f.in_use)
-        return tool_fail(t, "%s: a process is using it: end that first", dir);
+    jsonl_begin(&j, stdout);
+    jsonl_text(&j, "event", "cache");
+    jsonl_text(&j, "dir", dir);
+    jsonl_u64(&j, "used_bytes", in->used_bytes);
+    jsonl_u64(&j, "segments", in->segments);
+    jsonl_u64(&j, "segment_bytes", in->segment_bytes);
+    jsonl_u64(&j, "entries", in->entries);
+    jsonl_u64(&j, "holder", in->holder);
+    jsonl_array(&j, "datasets");
+    for (size_t i = 0; i < n; i++) {
+        jsonl_object(&j, NULL);
+        id_text(d[i].uuid, id);
+        jsonl_text(&j, "uuid", id);
+        id_text(d[i].lineage, id);
+        jsonl_text(&j, "lineage", id);
+        jsonl_u64(&j, "entries", d[i].entries);
+        jsonl_u64(&j, "bytes", d[i].bytes);
+        time_text(d[i].last_used_s, when);
+        jsonl_text(&j, "last_used", when);
+        jsonl_close(&j, '}');
+    }
+    jsonl_close(&j, ']');
+    jsonl_end(&j);
+}
+
+static void info_text(const char *dir, const struct larder_cache_dir_info *in, const struct larder_cache_dataset *d, size_t n)
+{
+    char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], id[37], when[32];
+
+    text_line(stdout, dir);
+    printf(": %s in %s, %s on disk", text_plural(in->entries, "record", a), text_plural(in->segments, "segment", b),
+           text_size(in->used_bytes, c));
+    if (in->holder > 1)
+        printf(", in use by process %" PRIu64, in->holder);
+    else if (in->holder)
+        printf(", in use");
+    putchar('\n');
+    for (size_t i = 0; i < n; i++) {
+        id_text(d[i].uuid, id);
+        time_text(d[i].last_used_s, when);
+        printf("  dataset %s: %s, %s, last used %s\n", id, text_plural(d[i].entries, "record", a), text_size(d[i].bytes, b), when);
+    }
+}
+
+static int info(struct tool *t, const char *dir)
+{
+    struct larder_cache_dir_info in = {.struct_size = sizeof in};
+    struct larder_cache_dataset *d = calloc(DATASETS_MAX, sizeof *d);
+    struct larder_error err = {0};
+    size_t n;
+
+    if (!d)
+        return tool_nomem(t);
+    if (larder_cache_dir_info(dir, &in, d, DATASETS_MAX, &err)) {
+        free(d);
+        return tool_error(t, &err);
+    }
+    n = in.datasets < DATASETS_MAX ? in.datasets : DATASETS_MAX;
+    if (t->json)
+        info_json(dir, &in, d, n);
+    else
+        info_text(dir, &in, d, n);
+    free(d);
+    return EXIT_DONE;
+}
+
+/* ---- clear ---- */
+
+static int clear(struct tool *t, const char *dir)
+{
+    struct larder_error err = {0};
+    char a[TEXT_MAX];
+    struct jsonl j;
+    uint64_t freed;
+
+    if (larder_cache_dir_clear(dir, &freed, &err))
+        return tool_error(t, &err);
     if (t->json) {
         jsonl_begin(&j, stdout);
-        jsonl_text(&j, "event", clear ? "cleared" : "cache");
+        jsonl_text(&j, "event", "cleared");
         jsonl_text(&j, "dir", dir);
-        jsonl_u64(&j, "files", f.files);
-        jsonl_u64(&j, "segments", f.segments);
-        jsonl_u64(&j, "bytes", f.bytes);
-        jsonl_bool(&j, "in_use", f.in_use);
+        jsonl_u64(&j, "bytes", freed);
         jsonl_end(&j);
     } else if (!t->quiet) {
-        printf("%s%s: %s, %s on disk%s\n", clear ? "cleared " : "", dir, text_plural(f.segments, "segment", files),
-               text_size(f.bytes, size), f.in_use ? ", in use" : "");
+        text_line(stdout, dir);
+        printf(": cleared, %s freed\n", text_size(freed, a));
     }
     return EXIT_DONE;
 }
@@ -207,10 +230,12 @@ int cmd_cache(struct tool *t)
         case QUIET: t->quiet = 1; break;
         }
     if (row != OPTIONS_STOP) {
-        if (strcmp(t->argv[0], "info") == 0)
-            t->status = directory(t, t->argv[1], 0);
+        if (strcmp(t->argv[0], "warm") != 0 && a.wanted)
+            tool_usage(t, "--nvme and --dram go with 'warm'");
+        else if (strcmp(t->argv[0], "info") == 0)
+            t->status = info(t, t->argv[1]);
         else if (strcmp(t->argv[0], "clear") == 0)
-            t->status = directory(t, t->argv[1], 1);
+            t->status = clear(t, t->argv[1]);
         else if (strcmp(t->argv[0], "warm") == 0)
             t->status = warm(t, t->argv[1], &a);
         else
