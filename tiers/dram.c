@@ -3,8 +3,8 @@
  * dram.c - the arena: records in a region of memory that all processes of a node share.
  *
  * Admitting copies the record and its head into room of the slabs and then publishes it by one word of the table. A
- * lookup goes through a batch as a pipeline: for keys further ahead the table's line is prefetched, for nearer ones the record's
- * head, so that the misses of a key are under way while others are answered; the rest of a record is prefetched with its answer.
+ * lookup goes through a batch by groups: it asks for the table's line of each key, then for the head of each record, then
+ * answers, so that the cache misses of a group are under way together; the rest of a record is prefetched with its answer.
  *
  * [dram I1] Budget: header, table and slabs handed out never exceed it, in pages (but for the 16 KiB that an empty arena needs).
  * [dram I2] A word in the table names a record whose bytes are complete.
@@ -29,11 +29,8 @@
 #define ARENA_MAGIC 0x616e657261726464u /* "ddrarena" */
 #define ARENA_VERSION 1u
 #define BUDGET_MAX (2ull << 40)
-#define ENTERING 0x80000000u
-#define AHEAD_LINE 28u /* keys before it is answered */
-#define AHEAD_NEXT 18u
-#define AHEAD_HEAD 10u
-#define RING 32u       /* > AHEAD_LINE */
+#define ENTEGROUP 0x80000000u
+#define GROUP 16u /* keys whose misses are under way together */
 #define PREFETCH_MAX 1024u
 
 /* ---- layout ---- */
@@ -117,13 +114,13 @@ static void enter(struct dram *d)
     _Atomic uint64_t *me = &d->h->members[d->member & 255];
     uint64_t was = atomic_load(me), mine = (uint64_t)d->member << 32;
     for (;;) {
-        if (was == (mine | ENTERING)) {
+        if (was == (mine | ENTEGROUP)) {
             sched_yield();
             was = atomic_load(me);
         } else if (was >> 32 == d->member) {
             if (atomic_compare_exchange_weak(me, &was, was + 1))
                 return;
-        } else if (atomic_compare_exchange_weak(me, &was, mine | ENTERING)) {
+        } else if (atomic_compare_exchange_weak(me, &was, mine | ENTEGROUP)) {
             leave_all(d);
             atomic_store(me, mine | 1);
             return;
@@ -176,7 +173,7 @@ void dram_close(struct dram *d)
     slab_seal(d);
     me = &d->h->members[d->member & 255];
     uint64_t was = atomic_load(me);
-    while (!atomic_compare_exchange_weak(me, &was, (uint32_t)was == 1 ? was - 1 + ENTERING : was - 1)) {
+    while (!atomic_compare_exchange_weak(me, &was, (uint32_t)was == 1 ? was - 1 + ENTEGROUP : was - 1)) {
     }
     if ((uint32_t)was == 1) { /* the last one of this process: with the door shut */
         leave_all(d);
@@ -435,31 +432,27 @@ static inline bool answer(const struct dram *d, const struct parts *s, struct pe
 size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
                    void *user)
 {
-    struct pending ring[RING];
+    struct pending group[GROUP];
     struct parts s;
     size_t found = 0;
     table_parts(d, &s);
-    for (size_t i = 0; i < n + AHEAD_LINE; i++) {
-        if (i < n) {
-            struct pending *p = &ring[i % RING];
-            p->key = key_of(space, ordinals[i]);
+    for (size_t from = 0; from < n; from += GROUP) {
+        size_t m = MIN(n - from, GROUP);
+        for (size_t i = 0; i < m; i++) {
+            struct pending *p = &group[i];
+            p->key = key_of(space, ordinals[from + i]);
             p->hash = key_hash(p->key);
             __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 0));
         }
-        if (i >= AHEAD_LINE - AHEAD_NEXT && i - (AHEAD_LINE - AHEAD_NEXT) < n) {
-            struct pending *p = &ring[(i - (AHEAD_LINE - AHEAD_NEXT)) % RING];
-            if (!guess(d, &s, p, 0))
-                __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 1));
-        }
-        if (i >= AHEAD_LINE - AHEAD_HEAD && i - (AHEAD_LINE - AHEAD_HEAD) < n) {
-            struct pending *p = &ring[(i - (AHEAD_LINE - AHEAD_HEAD)) % RING];
-            if (!p->word && !guess(d, &s, p, 1))
-                __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 2));
-        }
-        if (i >= AHEAD_LINE) {
-            size_t at = i - AHEAD_LINE;
-            hits[at].bytes = NULL;
-            if (ordinals[at] <= CACHE_ORDINAL_MAX && answer(d, &s, &ring[at % RING], at, &hits[at], copy, user))
+        for (size_t i = 0; i < m; i++)
+            if (!guess(d, &s, &group[i], 0))
+                __builtin_prefetch(part_line(&s.at[s.largest], group[i].hash, 1));
+        for (size_t i = 0; i < m; i++)
+            if (!group[i].word && !guess(d, &s, &group[i], 1))
+                __builtin_prefetch(part_line(&s.at[s.largest], group[i].hash, 2));
+        for (size_t i = 0; i < m; i++) {
+            hits[from + i].bytes = NULL;
+            if (ordinals[from + i] <= CACHE_ORDINAL_MAX && answer(d, &s, &group[i], from + i, &hits[from + i], copy, user))
                 found++;
         }
     }

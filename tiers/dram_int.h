@@ -130,10 +130,11 @@ static inline uint64_t record_need(uint32_t stored_len, bool has_raw)
 struct part { struct table_line *lines; uint64_t n; };
 struct parts { struct part at[PARTS_MAX]; unsigned n, largest; }; /* newest first */
 void table_parts(const struct dram *d, struct parts *s);
-/* Probe i of a key: pairs of neighbours, each pair at another place. */
+/* Probe i of a key: pairs of neighbours, each pair at another place, .618 to .649 of the table further on: a share with no
+ * multiple, among the first that count, close to a whole number. */
 static inline struct table_line *part_line(const struct part *s, uint64_t hash, unsigned i)
 {
-    uint32_t at = (uint32_t)(hash >> 32) + i / 2 * ((uint32_t)hash | 1);
+    uint32_t at = (uint32_t)(hash >> 32) + i / 2 * (0x9e3779b9u + ((uint32_t)hash & 0x07ffffff));
     return &s->lines[((uint64_t)at * s->n >> 32) ^ (i & 1)]; /* n is even */
 }
 /* A slot: tag of the key (24 bits), place in the slab area + 2 in units of 4 bytes. 0 was never used, 1 is free again. */

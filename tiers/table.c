@@ -20,6 +20,7 @@
 
 #define SLOT_FREED 1ull
 #define PAGE_LINES (ARENA_PAGE / sizeof(struct table_line))
+#define CROWDED_LINES 4u
 #define GROW_SHARE_MAX 16 /* of the room: the first records may be smaller than those that follow */
 
 void table_parts(const struct dram *d, struct parts *s)
@@ -82,10 +83,11 @@ uint64_t table_find(const struct dram *d, const struct parts *s, uint64_t key, u
 }
 
 /* The first slot of the key's probe that can be taken, or NULL; *word: the key's own, when it is there already. */
-static _Atomic uint64_t *slot_for(const struct dram *d, const struct part *s, uint64_t key, uint64_t hash, uint64_t *word)
+static _Atomic uint64_t *slot_for(const struct dram *d, const struct part *s, uint64_t key, uint64_t hash, unsigned lines,
+                                  uint64_t *word)
 {
     _Atomic uint64_t *taken = NULL;
-    for (unsigned i = 0; i < PROBE_LINES; i++) {
+    for (unsigned i = 0; i < lines; i++) {
         struct table_line *l = part_line(s, hash, i);
         for (unsigned j = 0; j < LINE_SLOTS; j++) {
             uint64_t w = atomic_load_explicit(&l->slot[j], memory_order_acquire);
@@ -105,11 +107,11 @@ static _Atomic uint64_t *slot_for(const struct dram *d, const struct part *s, ui
 }
 
 /* 0: done; a word: there already; NOWHERE: the probe is full. */
-static uint64_t insert_in(struct dram *d, const struct part *s, uint64_t key, uint64_t hash, uint64_t place)
+static uint64_t insert_in(struct dram *d, const struct part *s, uint64_t key, uint64_t hash, unsigned lines, uint64_t place)
 {
     for (;;) {
         uint64_t word = 0;
-        _Atomic uint64_t *slot = slot_for(d, s, key, hash, &word);
+        _Atomic uint64_t *slot = slot_for(d, s, key, hash, lines, &word);
         if (!slot)
             return word ? word : NOWHERE;
         if (atomic_compare_exchange_strong_explicit(slot, &word, slot_word(hash, place), memory_order_acq_rel,
@@ -176,7 +178,7 @@ void table_prepare(struct dram *d)
         return;
     uint64_t will = ((uint32_t)alloc + room) * ARENA_PAGE / (bytes / entries + HEAD_BYTES + 2);
     table_parts(d, &s);
-    if (will > (alloc >> 32) * PAGE_LINES * LINE_SLOTS * 4 / 5)
+    if (will > (alloc >> 32) * PAGE_LINES * LINE_SLOTS / 8 * 7)
         grow(d, s.n);
 }
 
@@ -186,16 +188,17 @@ uint64_t table_insert(struct dram *d, uint64_t key, uint64_t hash, uint64_t plac
     uint64_t got;
     for (;;) {
         table_parts(d, &s);
-        got = insert_in(d, &s.at[s.largest], key, hash, place); /* where lookups look first */
+        /* where lookups look first, unless it is crowded; it has to be full before another part is made */
+        got = insert_in(d, &s.at[s.largest], key, hash, s.largest ? CROWDED_LINES : PROBE_LINES, place);
         if (got == NOWHERE && s.largest != 0)
-            got = insert_in(d, &s.at[0], key, hash, place);
+            got = insert_in(d, &s.at[0], key, hash, PROBE_LINES, place);
         if (got != NOWHERE)
             return got;
         if (!grow(d, s.n))
             break;
     }
     for (unsigned i = 1; i < s.n; i++) { /* no room for another: whatever the older ones have left */
-        got = insert_in(d, &s.at[i], key, hash, place);
+        got = insert_in(d, &s.at[i], key, hash, PROBE_LINES, place);
         if (got != NOWHERE)
             return got;
     }

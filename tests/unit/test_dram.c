@@ -184,6 +184,25 @@ TEST(budgets_at_the_edge)
     }
 }
 
+/* A probe that comes back to where it was finds a full table at 82% load. */
+TEST(probes_go_everywhere)
+{
+    static struct table_line lines[512];
+    struct part p = {lines, 512};
+    uint64_t rng = 3;
+    for (int round = 0; round < 100000; round++) {
+        uint64_t hash = round ? rng_u64(&rng) : 0x8dddb335ffed897aull, seen[8] = {0};
+        int distinct = 0;
+        for (unsigned i = 0; i < PROBE_LINES; i++) {
+            size_t line = (size_t)(part_line(&p, hash, i) - lines);
+            REQUIRE(line < 512);
+            distinct += !(seen[line / 64] >> (line % 64) & 1);
+            seen[line / 64] |= 1ull << (line % 64);
+        }
+        CHECK(distinct >= 16);
+    }
+}
+
 TEST(bookkeeping_is_small)
 {
     static const uint32_t sizes[] = {128, 2500, 110000};
