@@ -66,12 +66,11 @@ static void read_batch(struct larder_dataset *ds, const uint64_t *ordinals, size
     larder_samples_release(samples, n);
 }
 
-/* Opens the dataset of a case behind a cache that holds all of it, filled. */
-static void data_open(struct data *d, const struct size_case *c, const char *cache_name)
+/* Opens the dataset of a case behind a cache of so many bytes and reads all of it. */
+static void data_fill(struct data *d, const struct size_case *c, const char *cache_name, uint64_t dram_bytes)
 {
     struct larder_cache_options co = LARDER_CACHE_OPTIONS_INIT;
     struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
-    struct larder_cache_stats s = {.struct_size = sizeof s};
     struct larder_error err;
     uint64_t ordinals[BATCH], sum = 0;
     char name[64];
@@ -84,7 +83,7 @@ static void data_open(struct data *d, const struct size_case *c, const char *cac
         bench_made(path);
     }
     co.name = cache_name;
-    co.dram_bytes = (uint64_t)c->samples * (c->bytes + 80) + (64 << 20);
+    co.dram_bytes = dram_bytes;
     bench_ok(larder_cache_open(&co, &d->cache, &err), &err);
     o.cache = d->cache;
     bench_ok(larder_dataset_open(path, &o, &d->ds, &err), &err);
@@ -95,10 +94,19 @@ static void data_open(struct data *d, const struct size_case *c, const char *cac
             ordinals[k] = i + k;
         read_batch(d->ds, ordinals, n, &sum);
     }
+    d->c = c;
+}
+
+/* A cache that holds all of it. */
+BENCH_UNUSED static void data_open(struct data *d, const struct size_case *c, const char *cache_name)
+{
+    struct larder_cache_stats s = {.struct_size = sizeof s};
+    struct larder_error err;
+
+    data_fill(d, c, cache_name, (uint64_t)c->samples * (c->bytes + 80) + (64 << 20));
     bench_ok(larder_cache_stats(d->cache, &s, &err), &err);
     if (s.dram.entries != c->samples)
         bench_die("%s: %llu of %u records came into DRAM", c->name, (unsigned long long)s.dram.entries, c->samples);
-    d->c = c;
 }
 
 static void data_close(struct data *d)
@@ -115,7 +123,7 @@ static void draw(const struct data *d, uint64_t *state, uint64_t *ordinals)
 }
 
 /* Records a second; the drawing is not counted. */
-static double read_random(struct data *d, uint64_t seed, uint32_t batches, uint64_t *sum)
+BENCH_UNUSED static double read_random(struct data *d, uint64_t seed, uint32_t batches, uint64_t *sum)
 {
     uint64_t ordinals[BATCH];
     double t = 0;
