@@ -26,7 +26,7 @@
 #define NVME_SPACES_MAX 1023u     /* ids 1.. */
 #define NVME_BYTES_MIN (4 * MIB)
 
-/* ---- formats (nvme_format.c): pure; all integers little-endian; README.md has the tables ---- */
+/* ---- formats (nvme_format.c): pure; all integers little-endian; NVME.md has the tables ---- */
 
 struct nvme_head { uint64_t seq, segment_bytes, created_s; struct cache_space space; };
 void nvme_head_encode(const struct nvme_head *h, uint8_t page[NVME_PAGE]);
