@@ -226,16 +226,19 @@ static void remove_segment(struct nvme *n, unsigned segment)
         n->segments[segment].state = NVME_REFUSED; /* a folder of that name */
 }
 
-/* Opens the segments that are there and reads their heads. list gets those that are whole. */
-static size_t read_heads(struct nvme *n, const bool *there, struct recovery *list, uint8_t *window)
+/* Opens the segments that are there and reads their heads. list gets those that are whole. What this process merely has no
+ * descriptors for is no reason to remove it. */
+static int read_heads(struct nvme *n, const bool *there, struct recovery *list, size_t *n_list, uint8_t *window, struct larder_error *err)
 {
     struct stat st;
-    size_t count = 0;
+    size_t count = *n_list = 0;
     for (unsigned i = 0; i < NVME_SEGMENTS_MAX; i++) {
         struct nvme_segment *g = &n->segments[i];
         if (!there[i])
             continue;
         g->fd = nvme_segment_open(n, i, false);
+        if (g->fd == -EMFILE || g->fd == -ENFILE || g->fd == -ENOMEM)
+            return err_sys(err, LARDER_EIO, -g->fd, "%s: its segments cannot all be opened (raise ulimit -n)", n->dir);
         if (g->fd < 0 || fstat(g->fd, &st) != 0 || !S_ISREG(st.st_mode)) {
             remove_segment(n, i);
             continue;
@@ -249,7 +252,8 @@ static size_t read_heads(struct nvme *n, const bool *there, struct recovery *lis
         else
             remove_segment(n, i);
     }
-    return count;
+    *n_list = count;
+    return LARDER_OK;
 }
 
 /* How large segments are, and how many: as the directory has them while that suits the limit, else anew. */
@@ -295,6 +299,7 @@ static int fill(struct nvme *n, struct larder_error *err)
     AUTO_FREE bool *there = calloc(NVME_SEGMENTS_MAX, sizeof(*there));
     AUTO_FREE struct recovery *list = calloc(NVME_SEGMENTS_MAX, sizeof(*list));
     AUTO_FREE uint8_t *window = NULL;
+    size_t count;
     if (!there || !list || posix_memalign((void **)&window, NVME_PAGE, NVME_WINDOW) != 0)
         return window = NULL, err_nomem(err, NVME_WINDOW, "recovering an NVMe cache");
     int rc = open_dir(n, err);
@@ -304,9 +309,11 @@ static int fill(struct nvme *n, struct larder_error *err)
         rc = nvme_map_init(&n->map, n->budget, n->seq, err);
     if (!rc)
         rc = load_checkpoint(n, err);
+    if (!rc)
+        rc = read_heads(n, there, list, &count, window, err);
     if (rc)
         return rc;
-    recover(n, list, read_heads(n, there, list, window), window);
+    recover(n, list, count, window);
     if (n->n_segments == 0)
         return err_set(err, LARDER_EINVAL, "%s: other files leave no room below the limit of %llu bytes", n->dir,
                        (unsigned long long)n->budget);
