@@ -49,6 +49,25 @@ static int dram_budget(const struct larder_cache_options *o, struct region *r, s
     return LARDER_OK;
 }
 
+/* Who joins takes the arena as it is, and is told. */
+static void take_as_it_is(struct tiers_cache *c, const struct region *r)
+{
+    char text[256];
+    struct dram_stats d;
+    dram_stats(c->dram, &d);
+    if (c->o.dram_bytes != LARDER_DRAM_DEFAULT && d.budget != r->budget / 4096 * 4096) {
+        snprintf(text, sizeof(text), "cache '%s' has a budget of %llu bytes, not the %llu asked for: who makes it sets it", c->name,
+                 (unsigned long long)d.budget, (unsigned long long)r->budget);
+        warn(c, text);
+    }
+    if (dram_replacement(c->dram) != r->replacement) {
+        snprintf(text, sizeof(text), "cache '%s' has replacement %s: who makes it sets it", c->name,
+                 r->replacement == REPLACE_FIFO ? "none, not FIFO" : "FIFO, not none");
+        warn(c, text);
+        c->o.replacement = r->replacement == REPLACE_FIFO ? LARDER_REPLACE_NONE : LARDER_REPLACE_FIFO;
+    }
+}
+
 static int open_dram(struct tiers_cache *c, const char *name, struct larder_error *err)
 {
     struct region r = {0, 0, (enum replacement)c->o.replacement};
@@ -61,8 +80,10 @@ static int open_dram(struct tiers_cache *c, const char *name, struct larder_erro
     rc = share_open(&so, &c->share, err);
     if (!rc)
         rc = dram_open(c->share, &c->dram, err);
-    if (!rc)
-        warn(c, share_warning(c->share));
+    if (rc)
+        return rc;
+    warn(c, share_warning(c->share));
+    take_as_it_is(c, &r);
     return rc;
 }
 
@@ -188,7 +209,7 @@ int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, stru
     }
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
-    b->exclusive = room < stored + stored / 8 + m->samples * 64;
+    b->exclusive = c->o.replacement == LARDER_REPLACE_NONE && room < stored + stored / 8 + m->samples * 64;
     *out = b;
     return LARDER_OK;
 }

@@ -184,6 +184,8 @@ void dram_close(struct dram *d)
     free(d);
 }
 
+enum replacement dram_replacement(const struct dram *d) { return d->fifo ? REPLACE_FIFO : REPLACE_NONE; }
+
 /* ---- spaces ---- */
 
 enum { SPACE_FREE, SPACE_RESERVED, SPACE_LIVE, SPACE_RETIRED };

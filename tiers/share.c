@@ -30,6 +30,7 @@
 #include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
@@ -41,6 +42,7 @@
 #define HEAD_BYTES 4096u
 #define HUGE_PAGE (2 * MIB)
 #define ANSWER_MS 200u
+#define NO_FDS_MS 100
 #define HEAD_MAGIC 0x3165726168736c64u /* "dlshare1" */
 
 /* The region's last page. */
@@ -136,7 +138,12 @@ static int make_memfd(struct share *s, const struct share_options *o, struct lar
     s->memfd = memfd_create("larder-cache", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (s->memfd < 0)
         return err_sys(err, LARDER_EIO, errno, "making the memory of cache '%s'", o->name);
-    if (ftruncate(s->memfd, (off_t)(round_up(o->bytes, HEAD_BYTES) + HEAD_BYTES)) ||
+    struct rlimit files;
+    uint64_t size = round_up(o->bytes, HEAD_BYTES) + HEAD_BYTES;
+    if (getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY && files.rlim_cur < size) /* it would be a signal */
+        return err_set(err, LARDER_EIO, "cache '%s' takes %llu bytes of addresses and the limit on the size of files is %llu: raise it "
+                       "(ulimit -f)", o->name, (unsigned long long)size, (unsigned long long)files.rlim_cur);
+    if (ftruncate(s->memfd, (off_t)size) ||
         fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) /* nobody can cut it under our feet */
         return err_sys(err, LARDER_EIO, errno, "sizing the memory of cache '%s' to %llu bytes", o->name, (unsigned long long)o->bytes);
     return make_region(s, o, err);
@@ -226,6 +233,8 @@ static void *answer_main(void *arg)
         AUTO_FD int fd = accept4(p[0].fd, NULL, NULL, SOCK_CLOEXEC); /* the listener does not block: another may have been first */
         if (fd >= 0 && same_user(fd))
             send_region(s, fd);
+        else if (fd < 0 && errno != EAGAIN && poll(&p[1], 1, NO_FDS_MS) > 0) /* no descriptors: who asks still waits there */
+            return NULL;
     }
 }
 
@@ -275,7 +284,7 @@ static enum meeting join(struct share *s, unsigned left_ms, uint64_t *bytes)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof(t));
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
     if (connect(fd, (struct sockaddr *)&a, len) != 0)
-        return errno == ECONNREFUSED ? MEET_NOBODY : errno == EAGAIN ? MEET_AGAIN : MEET_STRANGER;
+        return errno == ECONNREFUSED ? MEET_NOBODY : errno == EAGAIN || errno == EINTR ? MEET_AGAIN : MEET_STRANGER;
     if (!same_user(fd))
         return MEET_STRANGER;
     return receive_region(s, fd, bytes) ? MEET_JOINED : MEET_AGAIN; /* the last member may just have gone */
@@ -369,9 +378,6 @@ static int open_shared(struct share *s, const struct share_options *o, struct la
     }
     if (!rc && s->head->magic != HEAD_MAGIC)
         rc = err_set(err, LARDER_EVERSION, "cache '%s' is in use by another version of larder: use another name", o->name);
-    if (!rc && s->joined && s->bytes != o->bytes)
-        snprintf(s->warning, sizeof(s->warning), "cache '%s' has %llu bytes, not the %llu asked for: who makes it sets its size",
-                 o->name, (unsigned long long)s->bytes, (unsigned long long)o->bytes);
     return rc ? rc : start_answering(s, err);
 }
 

@@ -63,7 +63,7 @@ struct bound {
     atomic_bool filled;                 /* NVMe has admitted records since it was last flushed */
     _Atomic size_t coming;              /* of the origin, being fetched, that NVMe may admit */
     atomic_bool slow;                   /* its disk let us wait too long once */
-    bool exclusive;                     /* NVMe has no room for the whole dataset: a record is either there or in DRAM */
+    bool exclusive;                     /* MinIO, and NVMe has no room for the whole dataset: a record is either there or in DRAM */
 };
 int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **b, struct larder_error *err);
 

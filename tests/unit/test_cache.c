@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 /* Ordinal % 11 == 7 has no image. */
@@ -304,7 +305,82 @@ TEST(metrics_are_written)
     larder_cache_close(c);
 }
 
+/* Who joins with other wishes gets the arena as it is, knows it, and reads from it. */
+TEST(who_joins_takes_it_as_it_is)
+{
+    static const int made_as[] = {LARDER_REPLACE_FIFO, LARDER_REPLACE_NONE};
+
+    for (int i = 0; i < 2; i++) {
+        char name[64];
+        snprintf(name, sizeof(name), "test-as-%d-%d", (int)getpid(), i);
+        struct larder_cache *a = open_cache(name, 40 * MIB, NULL, 0, made_as[i]);
+        struct larder_cache *b = open_cache(name, 60 * MIB, NULL, 0, made_as[1 - i]);
+        struct larder_dataset *ds = open_ds(&spec, b, LARDER_DIRECT_OFF);
+        struct larder_loader *ld = open_ld(ds, 2);
+        uint64_t began = now_ns();
+
+        CHECK(larder_cache_warning(a, 0) == NULL);
+        CHECK(strstr(larder_cache_warning(b, 0), " budget of 41943040 bytes, not the 62914560 ") != NULL);
+        CHECK(strstr(larder_cache_warning(b, 1), i ? "none, not FIFO" : "FIFO, not none") != NULL);
+        CHECK_EQ(epoch(&spec, ld).origin.hits, spec.n);
+        CHECK_EQ(epoch(&spec, ld).dram.hits, spec.n);
+        CHECK(now_ns() - began < 10000000000u);
+        larder_loader_close(ld);
+        larder_dataset_close(ds);
+        larder_cache_close(b);
+        larder_cache_close(a);
+    }
+}
+
 /* ---- NVMe ---- */
+
+TEST(fifo_fills_both_tiers)
+{
+    char dir[256];
+
+    snprintf(dir, sizeof(dir), "%s/fifo", tmp_dir());
+    struct larder_cache *c = open_cache(NULL, 4 * MIB, dir, 10 * MIB, LARDER_REPLACE_FIFO);
+    struct larder_dataset *ds = open_ds(&spec, c, LARDER_DIRECT_OFF);
+    struct larder_loader *ld = open_ld(ds, 4);
+    uint64_t hits = 0;
+
+    for (int e = 0; e < 4; e++)
+        hits += epoch(&spec, ld).nvme.hits;
+    CHECK(hits > spec.n / 4);
+    CHECK(stats_of(c).nvme.used_bytes <= 10 * MIB);
+    larder_loader_close(ld);
+    larder_dataset_close(ds);
+    larder_cache_close(c);
+}
+
+TEST(without_descriptors_nothing_is_removed)
+{
+    char dir[256];
+    struct rlimit was, low;
+
+    snprintf(dir, sizeof(dir), "%s/fds", tmp_dir());
+    for (int run = 0; run < 2; run++) {
+        struct larder_cache *c = open_cache(NULL, LARDER_DRAM_OFF, dir, 64 * MIB, LARDER_REPLACE_NONE);
+        struct larder_dataset *ds = open_ds(&spec, c, LARDER_DIRECT_OFF);
+        struct larder_loader *ld = open_ld(ds, 1);
+
+        CHECK_EQ(epoch(&spec, ld).nvme.hits, run ? spec.n : 0);
+        larder_loader_close(ld);
+        larder_dataset_close(ds);
+        larder_cache_close(c);
+        int next = dup(0);
+        close(next);
+        REQUIRE_EQ(getrlimit(RLIMIT_NOFILE, &was), 0);
+        low = was;
+        low.rlim_cur = (rlim_t)next + 5;
+        REQUIRE_EQ(setrlimit(RLIMIT_NOFILE, &low), 0);
+        c = open_cache(NULL, LARDER_DRAM_OFF, dir, 64 * MIB, LARDER_REPLACE_NONE);
+        REQUIRE_EQ(setrlimit(RLIMIT_NOFILE, &was), 0);
+        const char *warning = larder_cache_warning(c, 0);
+        CHECK(warning && strstr(warning, "ulimit -n"));
+        larder_cache_close(c);
+    }
+}
 
 TEST(nvme_starts_warm)
 {
