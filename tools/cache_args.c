@@ -64,7 +64,6 @@ void option_replacement(struct tool *t, struct cache_args *a)
 int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache)
 {
     struct larder_error err = {0};
-    const char *warning;
 
     *cache = NULL;
     if (!a->wanted)
@@ -72,9 +71,25 @@ int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **
     a->o.nvme = a->nvme;
     if (larder_cache_open(&a->o, cache, &err))
         return tool_error(t, &err);
-    for (size_t i = 0; (warning = larder_cache_warning(*cache, i)); i++)
-        fprintf(stderr, "larder %s: warning: %s\n", t->verb->name, warning);
+    cache_args_warn(t, a, *cache);
     return EXIT_DONE;
+}
+
+/* A warning's text stays where it is until the cache is closed. */
+void cache_args_warn(const struct tool *t, struct cache_args *a, const struct larder_cache *cache)
+{
+    const char *warning;
+
+    for (size_t i = 0; cache && (warning = larder_cache_warning(cache, i)); i++) {
+        size_t k = 0;
+
+        while (k < a->n_warned && a->warned[k] != warning)
+            k++;
+        if (k < a->n_warned || k == sizeof(a->warned) / sizeof(a->warned[0]))
+            continue;
+        a->warned[a->n_warned++] = warning;
+        fprintf(stderr, "larder %s: warning: %s\n", t->verb->name, warning);
+    }
 }
 
 void cache_args_release(struct cache_args *a)

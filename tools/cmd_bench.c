@@ -184,6 +184,7 @@ static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
         else
             print_row(&e, i == 0);
         fflush(stdout);
+        cache_args_warn(t, &b->cache, b->dataset.cache);
         progress_show(&t->progress);
         if (cache_args_metrics(t, &b->cache, b->dataset.cache))
             break;

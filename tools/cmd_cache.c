@@ -208,6 +208,7 @@ static int warm(struct tool *t, const char *uri, struct cache_args *a)
     if (tool_open(t, uri, &o, &ds) == 0) {
         t->status = read_once(t, ds);
         larder_dataset_close(ds);
+        cache_args_warn(t, a, o.cache);
         if (t->status == EXIT_DONE)
             t->status = report(t, o.cache);
     }

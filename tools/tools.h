@@ -178,6 +178,8 @@ struct cache_args {
     char *dirs[CACHE_ARGS_NVME]; /* owned */
     const char *metrics;         /* file, or NULL */
     int wanted;                  /* some tier was given */
+    const char *warned[32];      /* what was printed */
+    size_t n_warned;
 };
 void cache_args_init(struct cache_args *a);
 void option_dram(struct tool *t, struct cache_args *a);        /* SIZE or "auto" */
@@ -185,6 +187,8 @@ void option_nvme(struct tool *t, struct cache_args *a);        /* DIR:SIZE, repe
 void option_replacement(struct tool *t, struct cache_args *a); /* none|fifo */
 /* *cache stays NULL when none is wanted. Returns an exit status. Warnings go to stderr. */
 int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache);
+/* Those that have come since: a disk is full, memory cannot be locked. */
+void cache_args_warn(const struct tool *t, struct cache_args *a, const struct larder_cache *cache);
 int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache);
 void cache_args_release(struct cache_args *a);
 

@@ -60,6 +60,14 @@ has out '^epoch .* order_hash +data_hash$'
 has out "  $data\$"
 [ "$(sed 's/data_hash$/&       /' "$tmp/out" | awk '{print length}' | sort -u | wc -l)" -eq 1 ] || fail "columns do not line up"
 
+# what a cache meets while it runs is said, once; a limit on files is an error, not a signal
+(ulimit -f 500; "$LARDER" bench d --nvme "$tmp/limited:8MB" --epochs 3 --json >"$tmp/out" 2>"$tmp/err") || fail "a limit on files ends the run"
+is warnings "$(grep -c '^larder bench: warning: .*no room for another segment' "$tmp/err")" 1
+rc=0
+(ulimit -f 500; "$LARDER" bench d --dram 8MB --cache-name "bench-$$" --json >"$tmp/out" 2>"$tmp/err") || rc=$?
+is status "$rc" 1
+has err 'ulimit -f'
+
 run larder bench d --staging 1
 rc_is 2
 run larder bench d --staging 4096 # a size, but no batch fits
