@@ -4,7 +4,9 @@
  * bench_get_key.c - random gets by key against LMDB.
  *
  * 400,000 samples of 2.5 kB with keys like n01443537_000123; all pages are in the page cache. Both sides answer the same
- * batches of 256 random keys in one thread and touch each cache line of each value: larder by larder_dataset_lookup and
+ * batches of 256 random keys in one thread and touch each cache line of each value: get_key with the records in larder's DRAM
+ * tier, get_key/uncached with them in the page cache, get_key/unseen likewise and no key looked up before. larder by
+ * larder_dataset_lookup and
  * larder_dataset_read (which checks every byte's CRC), LMDB by mdb_get in one read transaction a batch, on a database
  * filled in key order. larder remembers keys that it has looked up; get_key/unseen asks for each key once, of a dataset opened
  * anew and read through by ordinal, so that every lookup goes through the index.
@@ -17,6 +19,7 @@ enum { SAMPLES = 400000, VALUE = 2500, BATCH = 256, BATCHES = 1000, KEY_CAP = 24
 
 struct ctx {
     struct larder_dataset *ds;
+    struct larder_cache *cache; /* NULL: records come from the page cache, by system calls */
     MDB_env *env;
     MDB_dbi dbi;
     uint64_t seed; /* of the round: both sides draw the same keys */
@@ -185,6 +188,7 @@ static void reopen(struct ctx *c)
     char key[KEY_CAP];
 
     larder_dataset_close(c->ds);
+    opts.cache = c->cache;
     bench_ok(larder_dataset_open(c->path, &opts, &c->ds, &err), &err);
     bench_ok(larder_dataset_get(c->ds, key, key_of(SAMPLES - 1, key), &sample, &err), &err); /* opens the index */
     larder_samples_release(&sample, 1);
@@ -215,10 +219,25 @@ int main(int argc, char **argv)
         make_lmdb(db);
         bench_made(db);
     }
-    reopen(&c);
     lmdb_open(&c, db, MDB_RDONLY);
-    if (argc < 2 || strcmp(argv[1], "get_key") == 0)
+    if (argc < 2 || strcmp(argv[1], "get_key") == 0) {
+        struct larder_cache_options o = LARDER_CACHE_OPTIONS_INIT;
+        struct larder_error err;
+
+        o.name = NULL; /* private */
+        o.dram_bytes = (uint64_t)SAMPLES * VALUE * 5 / 4;
+        bench_ok(larder_cache_open(&o, &c.cache, &err), &err);
+        reopen(&c);
         bench_pair("get_key", run_larder, run_lmdb, "lmdb mdb_get + touch", "1/s", 7, &c, more);
+        larder_dataset_close(c.ds);
+        larder_cache_close(c.cache);
+        c.ds = NULL;
+        c.cache = NULL;
+        c.sum = 0;
+    }
+    reopen(&c);
+    if (bench_wanted(argc, argv, "get_key/uncached"))
+        bench_pair("get_key/uncached", run_larder, run_lmdb, "lmdb mdb_get + touch", "1/s", 7, &c, more);
     c.unseen = true;
     c.sum = 0;
     if (bench_wanted(argc, argv, "get_key/unseen"))
