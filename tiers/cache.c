@@ -179,9 +179,22 @@ int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err)
 
 /* ---- datasets ---- */
 
+/* Of the shards' contents. Copies of a dataset that were appended to apart have one lineage and different samples of one ordinal.
+ * NVMe has each record compared with the origin's table; a hit in DRAM asks nobody, so there a state of shards is a space. */
+static uint64_t contents_hash(const struct manifest *m)
+{
+    uint64_t h = 0;
+    for (size_t i = 0; i < m->n_shards; i++) {
+        const struct shard_ref *s = &m->shards[i];
+        const uint64_t words[] = {s->size, s->footer_off, s->samples, s->tag, s->trailer_crc, s->dict_id};
+        h = hash64(h, words, sizeof(words));
+    }
+    return h;
+}
+
 int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **out, struct larder_error *err)
 {
-    struct cache_space space = {.variant = 0};
+    struct cache_space space = {.variant = 0}, state;
     struct larder_error e = {0};
     struct nvme_stats n;
     uint64_t room = 0, stored = 0;
@@ -191,12 +204,14 @@ int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, stru
         return err_nomem(err, sizeof(*b), "a dataset's place in the cache");
     memcpy(space.uuid, m->uuid, sizeof(space.uuid));
     memcpy(space.lineage, m->lineage, sizeof(space.lineage));
+    state = space;
+    state.variant = contents_hash(m);
     b->cache = c;
     b->fill_nvme = !local || c->o.copy_local;
     if (c->dram) {
-        b->dram = dram_space(c->dram, &space, &b->dram_space, &e) == LARDER_OK;
+        b->dram = dram_space(c->dram, &state, &b->dram_space, &e) == LARDER_OK;
         if (!b->dram && dram_reclaim(c->dram) > 0)
-            b->dram = dram_space(c->dram, &space, &b->dram_space, &e) == LARDER_OK;
+            b->dram = dram_space(c->dram, &state, &b->dram_space, &e) == LARDER_OK;
         if (dram_closed(c->dram))
             dram_reclaim(c->dram); /* those nobody uses any more make room */
     }

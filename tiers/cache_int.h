@@ -130,6 +130,8 @@ bool nvme_lookup(const struct nvme *n, uint32_t space, uint64_t ordinal, struct 
  * failed. False: a miss, and healed (the entry is dropped); after many failed reads in a row the tier is passed by. Lock-free for
  * a hit. */
 bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at, const void *read, struct cached *hit);
+/* The record that was read there is whole, but not the one that the dataset has now: a miss, and the entry is dropped. */
+void nvme_drop(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at);
 /* Queues a record for writing behind; never waits for the disk. OK also when it is there. ENOMEM: no room on disk
  * (nvme_closed) or, this time, in the write buffer. Found by lookup only once it is written. */
 int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct cached *record);

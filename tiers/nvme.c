@@ -399,7 +399,7 @@ bool nvme_lookup(const struct nvme *n, uint32_t space, uint64_t ordinal, struct 
 }
 
 /* Drops the entry unless its segment was begun anew: then it is gone already, and nothing was wrong. */
-static void heal(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at)
+void nvme_drop(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nvme_place *at)
 {
     pthread_mutex_lock(&n->lock);
     if ((uint32_t)n->seq[at->segment] == at->generation &&
@@ -433,7 +433,7 @@ bool nvme_check(struct nvme *n, uint32_t space, uint64_t ordinal, const struct n
     }
     if (!read)
         read_failed(n);
-    heal(n, space, ordinal, at);
+    nvme_drop(n, space, ordinal, at);
     return false;
 }
 

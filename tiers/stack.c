@@ -314,8 +314,10 @@ static void came_from_nvme(struct tiers_fetch *f, struct absent *a, const uint8_
     struct fetch_stack *k = f->stack;
     struct bound *b = k->b;
     struct cached c;
-    if (!nvme_check(b->nvme[a->dir], b->nvme_space[a->dir], k->ordinals[a->i], &a->place,
-                    read, &c) || !as_planned(a, &c)) {
+    bool whole = nvme_check(b->nvme[a->dir], b->nvme_space[a->dir], k->ordinals[a->i], &a->place, read, &c);
+    if (!whole || !as_planned(a, &c)) {
+        if (whole) /* of a copy of the dataset that went another way */
+            nvme_drop(b->nvme[a->dir], b->nvme_space[a->dir], k->ordinals[a->i], &a->place);
         a->from = FROM_ORIGIN; /* healed; the claim stays */
         a->state = ABSENT_WAIT;
         return;

@@ -467,6 +467,35 @@ TEST(damage_in_nvme_heals)
     }
 }
 
+/* Two datasets of one uuid and lineage, as copies that were appended to apart have them. */
+TEST(copies_of_a_dataset_that_differ)
+{
+    struct dataset_spec b = {.n = 700, .shard_samples = 200, .len_min = 3900, .text_len = 21};
+    struct larder_error err;
+    struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
+    struct larder_dataset *ds[2];
+    const char *copy = dataset_make(&b);
+    char dir[256];
+
+    for (int kind = 0; kind < 3; kind++) { /* DRAM, NVMe, both */
+        snprintf(dir, sizeof(dir), "%s/copies%d", tmp_dir(), kind);
+        struct larder_cache *c = open_cache(NULL, kind == 1 ? LARDER_DRAM_OFF : 40 * MIB, kind ? dir : NULL, 64 * MIB,
+                                            LARDER_REPLACE_NONE);
+        ds[0] = open_ds(&spec, c, LARDER_DIRECT_OFF);
+        o.cache = c;
+        REQUIRE_OK(larder_dataset_open(copy, &o, &ds[1], &err), &err);
+        for (int round = 0; round < 4; round++) {
+            struct larder_loader *ld = open_ld(ds[round % 2], 1);
+            struct larder_loader_stats s = epoch(round % 2 ? &b : &spec, ld);
+            CHECK(s.origin.hits >= (round == 0 ? spec.n : round == 1 ? b.n : 0));
+            larder_loader_close(ld);
+        }
+        larder_dataset_close(ds[0]);
+        larder_dataset_close(ds[1]);
+        larder_cache_close(c);
+    }
+}
+
 TEST(a_directory_in_use_is_passed_by)
 {
     char dir[256];
