@@ -17,7 +17,7 @@ static struct tiers *open_tiers(const struct files *f, bool pread_pool, unsigned
 {
     struct tiers *t;
     struct larder_error err;
-    struct tiers_options o = {depth, files_max, direct};
+    struct tiers_options o = {.queue_depth = depth, .files_max = files_max, .direct = direct};
     if (pread_pool)
         setenv("LARDER_NO_URING", "1", 1);
     else
