@@ -13,16 +13,6 @@
 
 enum { RECORDS = 150, OLD = 40, LEN = 30000, LIMIT = 5 };
 
-static int open_fds(void)
-{
-    DIR *d = opendir("/proc/self/fd");
-    int n = 0;
-    while (readdir(d))
-        n++;
-    closedir(d);
-    return n;
-}
-
 /* One life: opens, reads what is there, admits more, reads it, closes. */
 static int life(const char *dir, unsigned *hits, struct larder_error *err)
 {

@@ -42,7 +42,7 @@ static int read_all(struct tiers *t, const struct files *f, void *memory, struct
 static int open_and_read(const struct files *f, int direct, void *memory, struct larder_error *err, bool *right)
 {
     struct tiers *t;
-    struct tiers_options o = {16, 2, direct};
+    struct tiers_options o = {.queue_depth = 16, .files_max = 2, .direct = direct};
     *right = false;
     int rc = tiers_open_files(f->dir, f->refs, f->n, &o, &t, err);
     if (rc) {
