@@ -115,8 +115,9 @@ rc_is 0
 ok larder verify d
 is uuid "$(larder info d --json | "$PYTHON" -c 'import json,sys; print(json.load(sys.stdin)["uuid"])')" "$uuid"
 larder ls d | sort | cmp - <(sort "$tmp/keys") || fail "keys after the repair from shards"
-index=$(find d/index -name '*.sst' | sort | tail -n 1)
-flip "$index" 40
+# the folder of the lost generation's index is still there: damage the one that the manifest names
+part=$("$PYTHON" -c 'import glob, json; print(json.load(open(glob.glob("d/manifests/*.json")[0]))["index"][0]["dir"])')
+flip "$(echo d/index/"$part"/*.sst)" 40
 run larder verify d
 rc_is 3
 has out '^damaged index/'
