@@ -50,11 +50,11 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 # ---- dependencies
 
 # "command=package" is satisfied by the command, a bare name by the Debian package.
-DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev \
+DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
 DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils
-PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib
+PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)
 pkg = $(shell $(PKG_CONFIG) --exists $(2) 2>/dev/null && $(PKG_CONFIG) $(1) $(2) || echo "$(3)")

@@ -28,7 +28,7 @@
  *             larder_dataset_close() with samples outstanding is a caller's bug; it is tolerated by
  *             keeping the memory until the last release.
  *   Output.   The library never prints, logs, aborts or exits.
- *   Paths.    A dataset is named by a path or file:///path.
+ *   Paths.    A dataset is named by a path, file:///path, s3://bucket/prefix, or http(s)://host/prefix (read only).
  *   Structs.  Options, reports and infos begin with struct_size, which the caller sets (LARDER_..._INIT does). A larger
  *             one, of a newer header, is taken when what this library does not know is zero; a smaller one is EINVAL.
  *
@@ -134,6 +134,10 @@ struct larder_value {
     size_t len; /* bytes */
 };
 
+/* A thing that was passed over or found damaged: what (a path, key or file, borrowed) and why. Called from one thread at
+ * a time, not always the caller's. */
+typedef void larder_notice_fn(void *user, const char *what, const char *why);
+
 /* ------------------------------------------------------------------------------------ cache */
 
 /* What stands in front of the origin: memory (DRAM), then directories on local disks (NVMe). Records are cached as they are
@@ -234,6 +238,65 @@ int larder_cache_dir_info(const char *dir, struct larder_cache_dir_info *info, s
  * Errors: ENOTFOUND (no cache there), EBUSY (a process uses it, and is named), EIO, EINVAL. */
 int larder_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err);
 
+/* ------------------------------------------------------------------------------------ remote */
+
+enum larder_s3_addressing { LARDER_S3_AUTO = 0, LARDER_S3_PATH = 1, LARDER_S3_VIRTUAL = 2 };
+
+/* How a bucket or a web server is reached. Everything has a default, and what AWS's own tools read is read: AWS_ENDPOINT_URL_S3,
+ * AWS_ENDPOINT_URL, AWS_REGION, AWS_DEFAULT_REGION, AWS_PROFILE, AWS_CA_BUNDLE, credentials in the environment (with a session token),
+ * in ~/.aws/credentials and ~/.aws/config, from web identity, from a container's endpoint and from IMDSv2, refreshed before they
+ * expire. Strings are borrowed during the call that takes the options. */
+struct larder_remote_options {
+    size_t struct_size;
+    const char *endpoint;       /* "https://host[:port][/path]" of any server with S3's dialect; NULL: environment, profile, AWS */
+    const char *region;         /* NULL: environment, profile, us-east-1 */
+    const char *profile;        /* of the shared files; NULL: AWS_PROFILE, default */
+    const char *ca_bundle;      /* file or folder of certificates; NULL: AWS_CA_BUNDLE, the system's */
+    int insecure;               /* 1: certificates are not verified */
+    int anonymous;              /* 1: requests are not signed, for public buckets */
+    int requester_pays;
+    int addressing;             /* enum larder_s3_addressing */
+    unsigned loops;             /* event-loop threads; 0: 1 */
+    unsigned requests_max;      /* in flight at once, a connection each; 0: 64 */
+    unsigned connect_timeout_ms; /* 0: 10,000 */
+    unsigned stall_timeout_ms;  /* no byte in this time and a request is repeated; 0: 20,000 */
+    unsigned timeout_ms;        /* of one request with all its retries; 0: 120,000 */
+    unsigned tries_max;         /* of one request; 0: 10 */
+    unsigned hedge_percent;     /* the slowest percent of small GETs is asked for a second time, and the first answer taken; 0: none; 20 at most */
+    uint64_t gap_bytes;         /* records this near travel in one GET; 0: 256 KiB; UINT64_MAX: never */
+    uint64_t get_bytes;         /* a GET's largest size; 0: 8 MiB */
+    const char *scratch;        /* local folder for journals and copies of index files; NULL: LARDER_SCRATCH, XDG_CACHE_HOME/larder,
+                                 * ~/.cache/larder, TMPDIR/larder, /tmp/larder: the first that can be written */
+    uint64_t scratch_bytes;     /* limit of copies of index files in it; 0: 256 MiB */
+    double price_get, price_put, price_gb; /* dollars for 1,000 GETs, 1,000 PUTs and LISTs, and 10^9 bytes out: for estimates */
+};
+#define LARDER_REMOTE_OPTIONS_INIT \
+    {sizeof(struct larder_remote_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0}
+
+/* What went over the network for one dataset, since it was opened. */
+struct larder_remote_stats {
+    size_t struct_size;
+    uint64_t requests;          /* sent, retries and hedges included */
+    uint64_t gets, puts, others; /* of them, by what is paid for: GET and HEAD; PUT, POST and LIST; DELETE */
+    uint64_t demand_gets, stream_gets; /* of gets: somebody waited; ahead of need */
+    uint64_t bytes_fetched;     /* of bodies received */
+    uint64_t bytes_used;        /* of those, delivered to somebody or admitted to a tier */
+    uint64_t bytes_sent;
+    uint64_t retries;           /* in all, and by cause: */
+    uint64_t retries_throttled; /* 429, 503 */
+    uint64_t retries_server;    /* other 5xx */
+    uint64_t retries_connection; /* refused, reset, name lookup */
+    uint64_t retries_short;     /* body too short, wrong range, 200 for 206 */
+    uint64_t retries_stalled;   /* no byte for stall_timeout_ms */
+    uint64_t retries_damaged;   /* bytes that failed their check */
+    uint64_t retries_credentials; /* expired, or the clock was off */
+    uint64_t hedges, hedges_won;
+    uint64_t failed;            /* requests that were given up */
+    uint64_t latency_ns_p50, latency_ns_p90, latency_ns_p99, latency_ns_max; /* of GETs, first try to whole body */
+    double dollars;             /* by the options' prices; 0 without */
+};
+#define LARDER_REMOTE_STATS_INIT {.struct_size = sizeof(struct larder_remote_stats)}
+
 /* ---------------------------------------------------------------------------------- dataset */
 
 struct larder_dataset;
@@ -255,10 +318,11 @@ struct larder_dataset_options {
     unsigned queue_depth;    /* reads in flight for larder_dataset_read(); 0: 64 */
     int direct;              /* enum larder_direct; default AUTO */
     struct larder_cache *cache; /* NULL: none; must outlive the dataset */
+    const struct larder_remote_options *remote; /* of s3:// and http(s)://; NULL: all defaults; borrowed during the call */
 };
-#define LARDER_DATASET_OPTIONS_INIT {sizeof(struct larder_dataset_options), 0, 0, 0, 0, 0, 0, NULL}
+#define LARDER_DATASET_OPTIONS_INIT {sizeof(struct larder_dataset_options), 0, 0, 0, 0, 0, 0, NULL, NULL}
 
-/* Opens the dataset at uri ("/path" or "file:///path") and pins one generation. opts may be NULL (all
+/* Opens the dataset at uri (a path, "file:///path", "s3://bucket/prefix" or "http(s)://host/prefix") and pins one generation. opts may be NULL (all
  * defaults). Reads the manifest only: time and memory grow with the number of shards, not of samples;
  * the key index is opened by the first lookup.
  * Errors: ENOTFOUND (no dataset there, or no such generation), ECORRUPT (the manifest is damaged:
@@ -266,6 +330,9 @@ struct larder_dataset_options {
  * Blocks for I/O. *ds is owned: larder_dataset_close(). */
 int larder_dataset_open(const char *uri, const struct larder_dataset_options *opts,
                         struct larder_dataset **ds, struct larder_error *err);
+
+/* What went over the network; all 0 for a dataset in a directory. Set struct_size. EINVAL, EFORK. Thread-safe. */
+int larder_dataset_remote_stats(const struct larder_dataset *ds, struct larder_remote_stats *stats, struct larder_error *err);
 
 /* Closes; NULL is allowed. Loaders opened on ds are closed first, by the caller. */
 void larder_dataset_close(struct larder_dataset *ds);
@@ -377,8 +444,14 @@ struct larder_loader_options {
     int shuffle;              /* enum larder_shuffle; default FULL */
     uint32_t queue_depth;     /* reads in flight; 0: 64 */
     size_t staging_bytes;     /* budget of the staging buffer, hard; 0: 256 MiB, at most a quarter of memory */
+    uint32_t timeout_ms;      /* larder_loader_next() waits this long at most for a batch; 0: 120,000. ETIMEOUT says what it waited for. */
+    uint32_t notice_ms;       /* a wait as long as this is told to `waiting`, once a wait; 0: 30,000 */
+    larder_notice_fn *waiting; /* (user, "batch 4102 of epoch 3", "64 GETs in flight, 61 retries (503), ..."): from the calling thread; may
+                               * be NULL */
+    void *user;
+    uint32_t rank;            /* of this process in messages */
 };
-#define LARDER_LOADER_OPTIONS_INIT {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0}
+#define LARDER_LOADER_OPTIONS_INIT {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
  * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
@@ -420,6 +493,17 @@ struct larder_tier_stats {
     uint64_t requests;     /* reads submitted to it; DRAM: lookups */
 };
 
+/* What the next epoch will ask of a remote origin if the tiers stay as they are: before an epoch, so that its cost is known. */
+struct larder_loader_estimate {
+    size_t struct_size;
+    uint64_t samples;          /* of the epoch */
+    uint64_t samples_cached;   /* of these, in a tier now */
+    uint64_t gets, bytes;      /* of the origin; 0 for a dataset in a directory */
+    double dollars;            /* by the prices of the remote options */
+};
+/* Set struct_size. O(1) where nothing is cached, else by a sample of the epoch's ordinals. EINVAL, EFORK, and what locating records gives. */
+int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estimate *estimate, struct larder_error *err);
+
 /* The numbers of one epoch, from the first larder_loader_next() of it to its LARDER_END. */
 struct larder_loader_stats {
     size_t struct_size;
@@ -455,8 +539,9 @@ struct larder_writer_options {
     int append;             /* 0: create a new dataset; 1: add to an existing one, same schema */
     const char *const *classes; /* names of the labels, or NULL; on append: must extend the existing ones */
     size_t n_classes;
+    const struct larder_remote_options *remote; /* as in larder_dataset_options */
 };
-#define LARDER_WRITER_OPTIONS_INIT {sizeof(struct larder_writer_options), 0, 0, 0, 0, NULL, 0}
+#define LARDER_WRITER_OPTIONS_INIT {sizeof(struct larder_writer_options), 0, 0, 0, 0, NULL, 0, NULL}
 
 /* Begins a new generation of the dataset at uri. fields/n_fields give the schema; on append they may be NULL/0
  * (take the dataset's) or must equal it. Nothing is visible to readers before larder_writer_commit().
@@ -494,10 +579,6 @@ struct larder_progress {
 /* Return nonzero to stop: the function undoes what is half done and returns LARDER_ECANCELED. */
 typedef int larder_progress_fn(void *user, const struct larder_progress *progress);
 
-/* A thing that was passed over or found damaged: what (a path, key or file, borrowed) and why. Called from one thread at
- * a time, not always the caller's. */
-typedef void larder_notice_fn(void *user, const char *what, const char *why);
-
 enum larder_order { LARDER_ORDER_SHUFFLED = 0, LARDER_ORDER_SOURCE = 1 };
 enum larder_on_error { LARDER_ON_ERROR_FAIL = 0, LARDER_ON_ERROR_SKIP = 1 };
 
@@ -518,9 +599,10 @@ struct larder_ingest_options {
     larder_notice_fn *skipped;    /* a sample or file left out (on_error = SKIP) */
     larder_notice_fn *ignored;    /* hidden and non-regular files, never ingested */
     void *user;
+    const struct larder_remote_options *remote; /* as in larder_dataset_options */
 };
 #define LARDER_INGEST_OPTIONS_INIT                                                                    \
-    {sizeof(struct larder_ingest_options), NULL, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL}
+    {sizeof(struct larder_ingest_options), NULL, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0, NULL, NULL, NULL, NULL, NULL}
 
 struct larder_ingest_report {
     size_t struct_size;
@@ -565,8 +647,9 @@ struct larder_verify_options {
     larder_progress_fn *progress;
     larder_damage_fn *damage; /* called from one thread at a time */
     void *user;
+    const struct larder_remote_options *remote; /* as in larder_dataset_options */
 };
-#define LARDER_VERIFY_OPTIONS_INIT {sizeof(struct larder_verify_options), 0, 0, 0, 0, NULL, NULL, NULL}
+#define LARDER_VERIFY_OPTIONS_INIT {sizeof(struct larder_verify_options), 0, 0, 0, 0, NULL, NULL, NULL, NULL}
 
 struct larder_verify_report {
     size_t struct_size;
@@ -585,8 +668,9 @@ struct larder_repair_options {
     larder_progress_fn *progress;
     larder_damage_fn *damage; /* what is dropped */
     void *user;
+    const struct larder_remote_options *remote; /* as in larder_dataset_options */
 };
-#define LARDER_REPAIR_OPTIONS_INIT {sizeof(struct larder_repair_options), 0, NULL, NULL, NULL}
+#define LARDER_REPAIR_OPTIONS_INIT {sizeof(struct larder_repair_options), 0, NULL, NULL, NULL, NULL}
 
 struct larder_repair_report {
     size_t struct_size;
@@ -609,8 +693,9 @@ struct larder_gc_options {
     int dry_run;
     larder_notice_fn *removed;
     void *user;
+    const struct larder_remote_options *remote; /* as in larder_dataset_options */
 };
-#define LARDER_GC_OPTIONS_INIT {sizeof(struct larder_gc_options), 0, UINT64_MAX, 0, NULL, NULL}
+#define LARDER_GC_OPTIONS_INIT {sizeof(struct larder_gc_options), 0, UINT64_MAX, 0, NULL, NULL, NULL}
 
 struct larder_gc_report {
     size_t struct_size;
@@ -621,6 +706,32 @@ struct larder_gc_report {
 /* Removes generations beyond the newest `keep` and files that no generation names. */
 int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct larder_gc_report *report,
                   struct larder_error *err);
+
+struct larder_copy_options {
+    size_t struct_size;
+    uint64_t generation;      /* the one to copy; 0: the newest */
+    unsigned workers;         /* objects under way at once; 0: 8 */
+    int checksum;             /* 1: objects that are there already are read and compared, not only by size and trailer */
+    larder_progress_fn *progress;
+    void *user;
+    const struct larder_remote_options *remote; /* of both ends */
+};
+#define LARDER_COPY_OPTIONS_INIT {sizeof(struct larder_copy_options), 0, 0, 0, NULL, NULL, NULL}
+
+struct larder_copy_report {
+    size_t struct_size;
+    uint64_t generation, samples, shards;
+    uint64_t files, bytes;          /* copied now */
+    uint64_t files_there;           /* copied by an earlier run, and whole */
+};
+
+/* Copies one generation of the dataset at src to dst, directory or bucket each: shards, index, manifest, in this order, so that dst
+ * is a dataset or nothing at any time. uuid, lineage and ordinals are kept: caches of one serve the other. What an interrupted run has
+ * brought over is kept. Every byte is checked on its way (record and page CRCs), the result by `verify`.
+ * Errors: ENOTFOUND (no dataset at src), EEXIST (another dataset at dst, or a newer generation), EBUSY, ECORRUPT, EIO, EREMOTE, ETIMEOUT,
+ * ECANCELED, ENOMEM, EINVAL. */
+int larder_copy_run(const char *src, const char *dst, const struct larder_copy_options *opts, struct larder_copy_report *report,
+                    struct larder_error *err);
 
 struct larder_export_options {
     size_t struct_size;

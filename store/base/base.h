@@ -178,9 +178,18 @@ struct store_io_ops {
     void (*abort)(struct store_out *out);                           /* NULL allowed; leaves nothing */
     int (*sync)(struct store_io *io, const char *dir, struct larder_error *err); /* names in dir/ are durable */
     const char *(*local_root)(struct store_io *io); /* absolute path, or NULL when not a directory */
+    const char *(*where)(struct store_io *io);      /* for messages: the path, or "s3://bucket/prefix"; NULL: local_root */
+    /* A folder on a local disk for the journal, temporary files and copies of index files, made when it is missing: the dataset's own,
+     * or one of this dataset's below the scratch folder. NULL with *err when there is none; NULL op: local_root. */
+    const char *(*work_root)(struct store_io *io, struct larder_error *err);
     void (*close)(struct store_io *io);
 };
-struct store_io { const struct store_io_ops *ops; };
+/* tries: how often bytes that fail their check are worth reading before they are called damaged; what travels over a network may
+ * have been damaged on its way. 0 counts as 1. */
+struct store_io { const struct store_io_ops *ops; unsigned tries; };
+const char *io_where(struct store_io *io);
+const char *io_work_root(struct store_io *io, struct larder_error *err);
+static inline unsigned io_tries(const struct store_io *io) { return io->tries ? io->tries : 1; }
 
 /* io_file.c: over a directory. files_max: descriptors kept open for reading (0: 64). create: mkdir -p it. */
 int io_file_open(const char *path, bool create, unsigned files_max, struct store_io **io, struct larder_error *err);

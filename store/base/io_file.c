@@ -512,3 +512,23 @@ int io_read_all(struct store_io *io, const char *name, size_t max, struct buf *o
     }
     return rc;
 }
+
+/* ---- of any io ---- */
+
+const char *io_where(struct store_io *io)
+{
+    const char *where = io->ops->where ? io->ops->where(io) : NULL;
+    if (!where && io->ops->local_root)
+        where = io->ops->local_root(io);
+    return where ? where : "the dataset";
+}
+
+const char *io_work_root(struct store_io *io, struct larder_error *err)
+{
+    if (io->ops->work_root)
+        return io->ops->work_root(io, err);
+    const char *root = io->ops->local_root ? io->ops->local_root(io) : NULL;
+    if (!root)
+        err_set(err, LARDER_EINVAL, "%s: this needs a folder on a local disk, and there is none", io_where(io));
+    return root;
+}
