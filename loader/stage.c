@@ -518,7 +518,6 @@ static void *thread_main(void *arg)
     pthread_mutex_unlock(&st->lock);
     if (rc == 0)
         run(st);
-    tiers_queue_close(st->queue);
     decoder_free(st->decoder);
     return NULL;
 }
@@ -630,7 +629,10 @@ void stage_close(struct stage *st)
     st->stop = true;
     pthread_cond_signal(&st->space);
     pthread_mutex_unlock(&st->lock);
+    if (st->queue)
+        tiers_queue_cancel(st->queue); /* not to wait for what other processes fetch */
     pthread_join(st->thread, NULL);
+    tiers_queue_close(st->queue);
     for (i = 0; i < st->n_slots; i++)
         slot_free(st->slots[i]);
     pthread_cond_destroy(&st->ready);

@@ -54,6 +54,8 @@ const char *share_warning(const struct share *s);  /* NULL: none */
 uint32_t share_member(const struct share *s);
 /* Is that member (still) alive? A slot used again by another process is another member. Costs a system call. */
 bool share_alive(struct share *s, uint32_t member);
+/* Is that member alive but stopped (SIGSTOP, a debugger)? False where it cannot be seen. Costs some system calls. */
+bool share_stopped(struct share *s, uint32_t member);
 /* Wait while *word == value, at most timeout_ms; wake all who wait on word. Works between processes (futex). */
 void share_wait(_Atomic uint32_t *word, uint32_t value, unsigned timeout_ms);
 void share_wake(_Atomic uint32_t *word);
@@ -95,8 +97,10 @@ bool dram_closed(const struct dram *d); /* a record was refused and no room was 
 enum claim { CLAIM_MINE, CLAIM_THEIRS, CLAIM_NONE };
 enum claim dram_claim(struct dram *d, uint32_t space, uint64_t ordinal);
 void dram_unclaim(struct dram *d, uint32_t space, uint64_t ordinal);
-/* Until the claim is gone, its owner is dead, or timeout_ms have passed. */
-void dram_wait(struct dram *d, uint32_t space, uint64_t ordinal, unsigned timeout_ms);
+/* Until the claim is gone, its owner is dead, stopped or late, timeout_ms have passed, or w (NULL: none) was woken. */
+struct waker { atomic_bool woken; _Atomic(_Atomic uint32_t *) asleep_on; };
+void dram_wait(struct dram *d, uint32_t space, uint64_t ordinal, unsigned timeout_ms, struct waker *w);
+void dram_wake(struct waker *w); /* any thread: w's dram_wait returns, as each later one does at once */
 /* Drops all records of a space and frees their room, unless another live member has it (or this one: then after dram_leave). */
 void dram_forget(struct dram *d, uint32_t space);
 /* This process uses the space no more: its number and the views of its records are void. dram_close leaves all. */

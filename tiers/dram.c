@@ -27,7 +27,7 @@
 #include "tiers/dram_int.h"
 
 #define ARENA_MAGIC 0x616e657261726464u /* "ddrarena" */
-#define ARENA_VERSION 1u
+#define ARENA_VERSION 2u
 #define BUDGET_MAX (2ull << 40)
 #define ENTEGROUP 0x80000000u
 #define GROUP 16u /* keys whose misses are under way together */

@@ -59,6 +59,7 @@ struct dram_header {
     _Alignas(64) _Atomic uint64_t alloc;                  /* pages of the table << 32 | pages of the slabs */
     _Atomic uint64_t ring;                                /* FIFO: the slab to be evicted next, modulo their number */
     _Atomic uint32_t closed;
+    _Atomic uint32_t slowest;                             /* claim lately, and when that was noted (claim.c) */
     _Alignas(64) _Atomic uint64_t entries;
     _Atomic uint64_t record_bytes, admissions, refusals, evictions;
     _Alignas(64) _Atomic uint64_t members[SHARE_PROCESSES_MAX]; /* member << 32 | how often it has the arena open */
@@ -91,6 +92,7 @@ struct dram {
     pthread_mutex_t fill; /* FIFO: guards the run that this process fills, from allocation to publishing */
     uint64_t run, run_bytes; /* NOWHERE: none */
     struct pin pin;
+    _Atomic uint64_t running; /* member << 32 | tick: that member was seen running then (claim.c) */
 };
 
 /* ---- heads of records ---- */

@@ -19,7 +19,7 @@
  *        ^                       |    '--> others (asked again at each call) --> done
  *        '-----------------------'
  *
- * Threads: one at a time.
+ * Threads: one at a time; tiers_queue_cancel from any.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -49,6 +49,7 @@ struct tiers_queue {
     bool closing;
     struct fetch_list waiting, settling, others, done;
     struct tiers_stats stats;
+    struct waker waker;        /* tiers_queue_cancel, of any thread */
 };
 
 static void list_push(struct fetch_list *l, struct tiers_fetch *f)
@@ -332,16 +333,18 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
     if (q->done.head && !q->in_engine && !q->waiting.head)
         return hand_over(q, f, tag, err);
     drive(q);
-    while (!q->done.head && wait && (q->in_engine || q->waiting.head || q->others.head)) {
+    while (!q->done.head && wait && (q->in_engine || q->waiting.head || q->others.head) && !atomic_load(&q->waker.woken)) {
         if (q->in_engine)
             pump(q, true);
         else if (!q->waiting.head)
-            stack_wait(q->others.head);
+            stack_wait(q->others.head, &q->waker);
         drive(q);
     }
     q->engine->ops->flush(q->engine);
     return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
 }
+
+void tiers_queue_cancel(struct tiers_queue *q) { dram_wake(&q->waker); }
 
 struct tiers_stats tiers_queue_stats(const struct tiers_queue *q) { return q->stats; }
 

@@ -187,6 +187,23 @@ bool share_alive(struct share *s, uint32_t member)
     return fcntl(s->memfd, F_GETLK, &l) != 0 || l.l_type != F_UNLCK; /* in doubt it lives: waits have deadlines */
 }
 
+/* The kernel names the holder of the lock in our own numbers; 0: it lives where we see no processes. */
+bool share_stopped(struct share *s, uint32_t member)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = member & 0xff, .l_len = 1};
+    char path[40], text[128];
+    if (member == s->member || s->memfd < 0 || fcntl(s->memfd, F_GETLK, &l) != 0 || l.l_type == F_UNLCK || l.l_pid <= 0)
+        return false;
+    snprintf(path, sizeof(path), "/proc/%d/stat", (int)l.l_pid);
+    AUTO_FD int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+    if (n <= 0)
+        return false;
+    text[n] = '\0';
+    const char *state = strrchr(text, ')'); /* pid (name) state; the name may hold anything, but is short */
+    return state && state[1] == ' ' && (state[2] == 'T' || state[2] == 't');
+}
+
 /* ---- handing over ---- */
 
 static socklen_t address_of(const struct share *s, struct sockaddr_un *a)

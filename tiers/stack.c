@@ -23,7 +23,7 @@
 
 #include "tiers/stack_int.h"
 
-#define WAIT_MS_MAX 30000u
+#define WAIT_MS_MAX 30000u /* in all; a claim lapses earlier when its owner is dead, stopped or late (claim.c) */
 #define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
 #define NO_ROOM SIZE_MAX
 #define FLUSH_NS_MAX 2000000000ull
@@ -533,13 +533,13 @@ enum stack_step stack_next(struct tiers_fetch *f)
     return read ? STACK_READ : wait ? STACK_WAIT : STACK_DONE;
 }
 
-void stack_wait(struct tiers_fetch *f)
+void stack_wait(struct tiers_fetch *f, struct waker *w)
 {
     struct fetch_stack *k = f->stack;
     uint64_t now = now_ns(), ms = now < k->deadline_ns ? (k->deadline_ns - now) / 1000000 + 1 : 0;
     for (size_t j = 0; ms && j < k->n_absent; j++)
         if (k->absent[j].state == ABSENT_WAIT) {
-            dram_wait(k->b->cache->dram, k->b->dram_space, k->ordinals[k->absent[j].i], (unsigned)ms);
+            dram_wait(k->b->cache->dram, k->b->dram_space, k->ordinals[k->absent[j].i], (unsigned)ms, w);
             return;
         }
 }

@@ -115,8 +115,8 @@ bool stack_settle(struct tiers_fetch *f);
 enum stack_step { STACK_DONE, STACK_READ, STACK_WAIT, STACK_FAILED };
 /* What next, when a run is settled. STACK_READ: f->run is to be read; STACK_WAIT: others fetch what is missing, ask again. */
 enum stack_step stack_next(struct tiers_fetch *f);
-/* Blocks until the first record that others fetch may be there. The caller has settled all that it claimed. */
-void stack_wait(struct tiers_fetch *f);
+/* Blocks until the first record that others fetch may be there, or w is woken. The caller has settled all that it claimed. */
+void stack_wait(struct tiers_fetch *f, struct waker *w);
 /* The NVMe read of absent record a failed: it comes from the origin. */
 void stack_nvme_failed(struct tiers_fetch *f, uint32_t a);
 /* The fetch is over, well or not: gives claims up and counts. */

@@ -50,6 +50,8 @@ struct tiers_stats { uint64_t requests, bytes; }; /* reads submitted, bytes fetc
 struct tiers_queue;
 int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **q, struct larder_error *err); /* depth 0: the stack's */
 void tiers_queue_close(struct tiers_queue *q); /* waits for reads in flight, so that their memory may be freed */
+/* Any thread: the queue is to be closed. It waits for other processes no more: its tiers_queue_next returns what is done or END. */
+void tiers_queue_cancel(struct tiers_queue *q);
 struct tiers_stats tiers_queue_stats(const struct tiers_queue *q);
 /* Memory that reads will land in, registered with the ring where the kernel lets us: a hint. At most once a queue. */
 void tiers_queue_register(struct tiers_queue *q, void *memory, size_t len);
@@ -65,7 +67,8 @@ int tiers_fetch_plan_ranges(struct tiers_fetch *f, const struct extent *extents,
                             size_t *bytes, struct larder_error *err);
 /* Starts it on q. memory: 4096-aligned, the planned bytes, untouched until completion. tag comes back with the completion. */
 int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory, void *tag, struct larder_error *err);
-/* A completed fetch: LARDER_OK with *f and *tag; LARDER_END: nothing is in flight, or wait is false and none is done. A failed
+/* A completed fetch: LARDER_OK with *f and *tag; LARDER_END: nothing is in flight, or wait is false and none is done,
+ * or the queue was cancelled. A failed
  * read is LARDER_EIO or LARDER_ECORRUPT (file ends early) with *f and *tag set: that fetch is over, others go on. Wait blocks. */
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err);
 /* Record i of the plan's n: what it is (after planning) and where it is (after completion). */

@@ -130,7 +130,7 @@ static void work(uint64_t seed, enum replacement replacement)
             continue;
         enum claim claim = dram_claim(d, id, key);
         if (claim == CLAIM_THEIRS) {
-            dram_wait(d, id, key, 5);
+            dram_wait(d, id, key, 5, NULL);
             continue;
         }
         put(d, v, id, key);

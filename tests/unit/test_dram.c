@@ -355,9 +355,9 @@ TEST(claims_are_single)
     CHECK_EQ(admit(d, space, 5, 100), LARDER_OK);
     dram_unclaim(d, space, 5);
     CHECK_EQ(dram_claim(d, space, 5), CLAIM_THEIRS); /* it has come */
-    dram_wait(d, space, 5, 10000); /* returns at once */
+    dram_wait(d, space, 5, 10000, NULL); /* returns at once */
     uint64_t before = now_ns();
-    dram_wait(d, space, 6, 30);
+    dram_wait(d, space, 6, 30, NULL);
     CHECK(now_ns() - before >= 29000000);
     dram_unclaim(d, space, 6);
     CHECK_EQ(dram_claim(d, space, CACHE_ORDINAL_MAX + 1), CLAIM_NONE);
@@ -374,6 +374,80 @@ TEST(claims_are_single)
     arena_close(d);
 }
 
+static void age_claims(struct dram *d, unsigned ticks)
+{
+    for (uint32_t i = 0; i < d->h->claim_sets; i++)
+        for (int k = 0; k < CLAIM_WAYS; k++) {
+            uint64_t w = atomic_load(&d->claims[i].claim[k]);
+            if (w)
+                atomic_store(&d->claims[i].claim[k], (w & ~0xfffull) | ((w - ticks) & 0xfff));
+        }
+}
+
+/* Late is eight times what the slowest claim took lately, between 4 and 30 s (of 250 ms ticks). */
+TEST(what_is_late_follows_the_origin)
+{
+    struct dram *d = arena(1 << 20, REPLACE_NONE, NULL);
+    uint32_t space = space_of(d, 0);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    age_claims(d, 14);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_THEIRS);
+    age_claims(d, 4);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    age_claims(d, 8); /* 2 s: 16 s are late now */
+    dram_unclaim(d, space, 5);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    age_claims(d, 40);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_THEIRS);
+    age_claims(d, 34);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    atomic_store(&d->h->slowest, 0xffff); /* never more than 30 s */
+    age_claims(d, 110);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_THEIRS);
+    age_claims(d, 12);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    for (int i = 0; i < 400 && (uint16_t)atomic_load(&d->h->slowest) > 0; i++) { /* fast ones make it short again, tick by tick */
+        dram_unclaim(d, space, 5);
+        CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+        atomic_fetch_xor(&d->h->slowest, 1u << 16); /* another tick than now */
+        atomic_fetch_xor(&d->h->slowest, 2u << 16);
+    }
+    CHECK_EQ((uint16_t)atomic_load(&d->h->slowest), 0);
+    age_claims(d, 18);
+    CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
+    arena_close(d);
+}
+
+struct sleeper { struct dram *d; uint32_t space; struct waker w; };
+
+static void *sleep_main(void *arg)
+{
+    struct sleeper *s = arg;
+    dram_wait(s->d, s->space, 7, 20000, &s->w);
+    return NULL;
+}
+
+TEST(a_waiter_can_be_woken)
+{
+    struct dram *d = arena(1 << 20, REPLACE_NONE, NULL);
+    struct sleeper s = {.d = d, .space = space_of(d, 0)};
+    CHECK_EQ(dram_claim(d, s.space, 7), CLAIM_MINE);
+    atomic_store(&d->h->slowest, 0xffff);
+    for (int i = 0; i < 20; i++) {
+        pthread_t t;
+        uint64_t from = now_ns();
+        atomic_store(&s.w.woken, false);
+        REQUIRE_EQ(pthread_create(&t, NULL, sleep_main, &s), 0);
+        while (i % 2 && !atomic_load(&s.w.asleep_on)) /* else woken before it sleeps, or not */
+            nanosleep(&(struct timespec){0, 100000}, NULL);
+        dram_wake(&s.w);
+        pthread_join(t, NULL);
+        CHECK(now_ns() - from < 10000000000u);
+        CHECK(atomic_load(&s.w.asleep_on) == NULL);
+    }
+    arena_close(d);
+}
+
 TEST(claims_of_the_late_and_the_dead_lapse)
 {
     struct dram *d = arena(8 * MIB, REPLACE_NONE, NULL);
@@ -385,7 +459,7 @@ TEST(claims_of_the_late_and_the_dead_lapse)
             if (w) /* began 31 s ago */
                 atomic_store(&d->claims[i].claim[k], (w & ~0xfffull) | ((w - 124) & 0xfff));
         }
-    dram_wait(d, space, 5, 10000);
+    dram_wait(d, space, 5, 10000, NULL);
     CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
     for (uint32_t i = 0; i < d->h->claim_sets; i++)
         for (int k = 0; k < CLAIM_WAYS; k++) {
@@ -393,7 +467,7 @@ TEST(claims_of_the_late_and_the_dead_lapse)
             if (w) /* of a member that never was */
                 atomic_store(&d->claims[i].claim[k], (w & 0xffffffffu) | 0x77700ull << 32);
         }
-    dram_wait(d, space, 5, 10000);
+    dram_wait(d, space, 5, 10000, NULL);
     CHECK_EQ(dram_claim(d, space, 5), CLAIM_MINE);
     arena_close(d);
 }
@@ -405,7 +479,7 @@ static void *wait_main(void *arg)
     struct waiter *w = arg;
     uint64_t from = now_ns();
     atomic_store(&w->up, 1);
-    dram_wait(w->d, w->space, 9, 20000);
+    dram_wait(w->d, w->space, 9, 20000, NULL);
     w->waited = (double)(now_ns() - from) * 1e-9;
     return NULL;
 }
@@ -455,7 +529,7 @@ static void *work_main(void *arg)
         }
         enum claim claim = dram_claim(w->d, w->space, o);
         if (claim == CLAIM_THEIRS) {
-            dram_wait(w->d, w->space, o, 100);
+            dram_wait(w->d, w->space, o, 100, NULL);
             continue;
         }
         struct cached r = {w->from, len, len, 0, 0};
@@ -539,7 +613,7 @@ TEST(processes_share_it)
     CHECK_EQ(status, 0);
     for (uint64_t o = 0; o < 200; o++)
         CHECK(there(d, space, o, 1000));
-    dram_wait(d, space, 1000, 10000);
+    dram_wait(d, space, 1000, 10000, NULL);
     CHECK_EQ(dram_claim(d, space, 1000), CLAIM_MINE);
     CHECK_EQ(dram_reclaim(d), 1); /* its own space has no user any more */
     arena_close(d);

@@ -173,7 +173,10 @@ TEST(a_stopped_member_keeps_nobody_waiting)
     halt(a);
     struct share *s = open_region(name, 100000, &inits);
     CHECK(share_joined(s));
-    CHECK(share_alive(s, atomic_load(&((struct cell *)share_base(s))->seen[0]))); /* stopped is not dead */
+    const struct cell *cell = share_base(s);
+    CHECK(share_alive(s, atomic_load(&cell->seen[0]))); /* stopped is not dead */
+    CHECK(share_stopped(s, atomic_load(&cell->seen[0])));
+    CHECK(!share_stopped(s, atomic_load(&cell->seen[1])) && !share_stopped(s, share_member(s)));
     share_close(s);
     halt(b);
     uint64_t began = now_ns();
