@@ -172,8 +172,9 @@ struct larder_cache_options {
     larder_admit_fn *admit;  /* NULL: all, first come */
     void *admit_user;
     int copy_local;          /* 1: copy records of origins in local directories into NVMe too; else those are read in place */
+    int no_pin;              /* 1: this process neither locks DRAM in memory nor registers it with CUDA; default 0: as far as it may */
 };
-#define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0}
+#define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0, 0}
 
 /* Opens or joins a cache. opts may be NULL (all defaults). A directory that another cache uses, or that cannot be used, is
  * passed by with a warning: larder_cache_warning().
@@ -197,7 +198,7 @@ struct larder_cache_tier {
 struct larder_cache_stats {
     size_t struct_size;
     struct larder_cache_tier dram, nvme, origin; /* nvme: all directories together */
-    uint64_t locked_bytes;  /* of DRAM: pinned */
+    uint64_t locked_bytes;  /* of DRAM: pinned by this process */
     int shared;             /* other processes can join it */
     int joined;             /* it was there when it was opened */
 };

@@ -82,6 +82,8 @@ static int open_dram(struct tiers_cache *c, const char *name, struct larder_erro
         rc = dram_open(c->share, &c->dram, err);
     if (rc)
         return rc;
+    if (c->o.no_pin)
+        dram_no_pin(c->dram);
     warn(c, share_warning(c->share));
     take_as_it_is(c, &r);
     return rc;

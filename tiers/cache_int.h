@@ -80,6 +80,7 @@ uint64_t dram_region_bytes(uint64_t bytes);
 int dram_init(void *base, uint64_t bytes, enum replacement replacement, struct larder_error *err);
 int dram_open(struct share *s, struct dram **d, struct larder_error *err);
 void dram_close(struct dram *d);
+void dram_no_pin(struct dram *d); /* right after opening: this handle locks and registers nothing */
 enum replacement dram_replacement(const struct dram *d); /* as who made the arena chose it */
 /* The number of a space, registered at first use. ENOMEM: the registry is full. */
 int dram_space(struct dram *d, const struct cache_space *space, uint32_t *id, struct larder_error *err);

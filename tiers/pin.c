@@ -43,6 +43,8 @@ void pin_init(struct pin *p)
     pthread_mutex_init(&p->lock, NULL);
 }
 
+void dram_no_pin(struct dram *d) { d->pin.no_lock = d->pin.no_cuda = true; }
+
 /* ---- CUDA ---- */
 
 static void *call_named(void *lib, const char *name, const char *newer)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cache_args.c - the options that describe a cache: --dram, --nvme, --cache-name, --replacement, --metrics.
+ * cache_args.c - the options that describe a cache: --dram, --nvme, --cache-name, --replacement, --no-pin,
+ * --metrics.
  *
  * Without --dram and --nvme there is no cache; with --nvme alone its DRAM is off. Who names a directory wants it used:
  * records of local datasets are copied there too.

@@ -18,7 +18,7 @@
 #include "tools/tools.h"
 
 enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
-       REPLACEMENT, METRICS, JSON };
+       REPLACEMENT, NO_PIN, METRICS, JSON };
 
 const struct option_spec bench_options[] = {
     [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
@@ -35,6 +35,7 @@ const struct option_spec bench_options[] = {
     [NVME] = {"nvme", 0, "DIR:SIZE", NULL, "keep records in a local directory; may be given again"},
     [CACHE_NAME] = {"cache-name", 0, "NAME", "default", "processes that give the same name share memory"},
     [REPLACEMENT] = {"replacement", 0, "none|fifo", "none", "what came in stays, or makes room for what comes"},
+    [NO_PIN] = OPTION_NO_PIN,
     [METRICS] = {"metrics", 0, "FILE", NULL, "write Prometheus text after each epoch"},
     [JSON] = OPTION_JSON,
     OPTION_END,
@@ -230,6 +231,7 @@ static int parse(struct tool *t, struct bench *b)
         case NVME: option_nvme(t, &b->cache); break;
         case CACHE_NAME: b->cache.o.name = t->value; break;
         case REPLACEMENT: option_replacement(t, &b->cache); break;
+        case NO_PIN: b->cache.o.no_pin = 1; break;
         case METRICS: b->cache.metrics = t->value; break;
         case JSON: t->json = 1; break;
         }

@@ -13,13 +13,14 @@
 
 #include "tools/tools.h"
 
-enum { DRAM, NVME, CACHE_NAME, JSON, QUIET };
+enum { DRAM, NVME, CACHE_NAME, NO_PIN, JSON, QUIET };
 enum { DATASETS_MAX = 1024 };
 
 const struct option_spec cache_options[] = {
     [DRAM] = {"dram", 0, "SIZE|auto", NULL, "warm: fill memory too"},
     [NVME] = {"nvme", 0, "DIR:SIZE", NULL, "warm: fill this directory; may be given again"},
     [CACHE_NAME] = {"cache-name", 0, "NAME", "default", "of the memory that processes share"},
+    [NO_PIN] = OPTION_NO_PIN,
     [JSON] = OPTION_JSON,
     [QUIET] = OPTION_QUIET,
     OPTION_END,
@@ -227,6 +228,7 @@ int cmd_cache(struct tool *t)
         case DRAM: option_dram(t, &a); break;
         case NVME: option_nvme(t, &a); break;
         case CACHE_NAME: a.o.name = t->value; break;
+        case NO_PIN: a.o.no_pin = 1; break;
         case JSON: t->json = 1; break;
         case QUIET: t->quiet = 1; break;
         }

@@ -118,6 +118,10 @@ struct option_spec {
     {                                                                       \
         "quiet", 'q', NULL, NULL, "no progress and no summary, only errors" \
     }
+#define OPTION_NO_PIN                                                                           \
+    {                                                                                           \
+        "no-pin", 0, NULL, NULL, "do not lock the cache in memory, nor register it with CUDA" \
+    }
 #define OPTION_END                \
     {                             \
         NULL, 0, NULL, NULL, NULL \

@@ -48,6 +48,19 @@ is origin "$(tier origin hits)" "[1200, $((1200 - dram - nvme)), $((1200 - dram 
 ok larder bench d --epochs 3 --json --dram 8MiB --replacement fifo --cache-name "$name-d"
 same_data
 
+# pinning: refused it is a warning, off it is none
+(
+    ulimit -l 64
+    may_not_lock=
+    [ "$(id -u)" != 0 ] || may_not_lock='setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock'
+    run $may_not_lock "$LARDER" bench d --json --dram 64MiB --cache-name "$name-p"
+    rc_is 0
+    has err '^larder bench: warning: RLIMIT_MEMLOCK'
+    ok $may_not_lock "$LARDER" bench d --json --dram 64MiB --no-pin --cache-name "$name-p"
+    same_data
+    ok $may_not_lock "$LARDER" cache warm d --dram 64MiB --no-pin --quiet --cache-name "$name-p"
+)
+
 # two at once with room for all
 "$LARDER" bench d --epochs 3 --json --dram 64MiB --cache-name "$name-e" --compute-ms 20 >"$tmp/one" 2>"$tmp/one.err" &
 pid=$!

@@ -282,6 +282,28 @@ TEST(options_are_checked)
     larder_cache_close(NULL);
 }
 
+TEST(nothing_is_pinned_when_told_so)
+{
+    for (int no_pin = 0; no_pin < 2; no_pin++) {
+        struct larder_cache_options o = LARDER_CACHE_OPTIONS_INIT;
+        struct larder_cache *c;
+        struct larder_error err;
+
+        o.name = NULL;
+        o.dram_bytes = 8 * MIB;
+        o.no_pin = no_pin;
+        REQUIRE_OK(larder_cache_open(&o, &c, &err), &err);
+        struct larder_dataset *ds = open_ds(&spec, c, LARDER_DIRECT_OFF);
+        read_some(ds, 0, 64, 1);
+        read_some(ds, 0, 64, 1);
+        CHECK_EQ(stats_of(c).dram.hits, 64);
+        CHECK(no_pin ? stats_of(c).locked_bytes == 0 : stats_of(c).locked_bytes > 0 || larder_cache_warning(c, 0));
+        CHECK(!no_pin || larder_cache_warning(c, 0) == NULL);
+        larder_dataset_close(ds);
+        larder_cache_close(c);
+    }
+}
+
 TEST(metrics_are_written)
 {
     char path[256], text[8192];

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_dram.c - the arena: every call, sizes, edges of budgets, spaces, claims, eviction; threads for the thread checker. */
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -581,6 +582,50 @@ TEST(threads_share_it_while_it_replaces)
     CHECK(st.evictions > 0);
     CHECK_EQ(st.entries + st.evictions, st.admissions);
     arena_close(d);
+}
+
+/* ---- pinning ---- */
+
+/* What is locked after some admissions by a user who may lock 64 KiB, and whether there is a warning. */
+static int lock_as_nobody(bool no_pin)
+{
+    struct rlimit low = {64 * KIB, 64 * KIB};
+    struct dram_stats st;
+    if (setresgid(65534, 65534, 65534) || setresuid(65534, 65534, 65534) || setrlimit(RLIMIT_MEMLOCK, &low))
+        return 9;
+    struct dram *d = arena(32 * MIB, REPLACE_NONE, NULL);
+    if (no_pin)
+        dram_no_pin(d);
+    uint32_t space = space_of(d, 0);
+    for (uint64_t o = 0; o < 200; o++)
+        CHECK_EQ(admit(d, space, o, 50000), LARDER_OK);
+    dram_stats(d, &st);
+    CHECK(no_pin ? st.warning == NULL : st.warning && strstr(st.warning, "RLIMIT_MEMLOCK"));
+    CHECK(st.locked <= (no_pin ? 0 : 64 * KIB));
+    arena_close(d);
+    return atomic_load(&test_failures) ? 1 : 0;
+}
+
+TEST(pinning_may_be_refused_or_off)
+{
+    struct dram_stats st;
+    for (int no_pin = 0; no_pin < 2; no_pin++) {
+        struct dram *d = arena(8 * MIB, REPLACE_NONE, NULL);
+        if (no_pin)
+            dram_no_pin(d);
+        CHECK_EQ(admit(d, space_of(d, 0), 1, 50000), LARDER_OK);
+        dram_stats(d, &st);
+        CHECK(no_pin ? st.locked == 0 && !st.warning : st.locked > 0 || st.warning);
+        arena_close(d);
+    }
+    for (int no_pin = 0; no_pin < 2 && geteuid() == 0; no_pin++) {
+        int status = -1;
+        pid_t pid = fork();
+        if (pid == 0)
+            _exit(lock_as_nobody(no_pin));
+        CHECK_EQ(waitpid(pid, &status, 0), pid);
+        CHECK_EQ(status, 0);
+    }
 }
 
 /* ---- processes ---- */
