@@ -159,6 +159,8 @@ struct store_io;
 struct store_out; /* an object being written; invisible until finish */
 
 struct store_range { const char *name; uint64_t offset; void *buf; size_t len; };
+/* A whole object of at most max bytes, appended to *out; rc is LARDER_OK or ENOTFOUND. */
+struct store_whole { const char *name; size_t max; struct buf *out; int rc; };
 
 typedef int store_list_fn(void *user, const char *name, uint64_t size, uint64_t mtime_s); /* nonzero: stop, returned */
 
@@ -167,6 +169,9 @@ typedef int store_list_fn(void *user, const char *name, uint64_t size, uint64_t 
 struct store_io_ops {
     /* Reads n ranges, all or an error: ENOTFOUND (no such object), ECORRUPT (it ends before the range), EIO. */
     int (*read_ranges)(struct store_io *io, const struct store_range *ranges, size_t n, struct larder_error *err);
+    /* Reads n whole objects, each as it was at one moment, together and without asking for their sizes first. One that is not there is
+     * ENOTFOUND in its rc and no failure. ECORRUPT: larger than its max. NULL: io_read_whole does it by stat and read_ranges. */
+    int (*read_whole)(struct store_io *io, struct store_whole *objects, size_t n, struct larder_error *err);
     int (*stat)(struct store_io *io, const char *name, uint64_t *size, uint64_t *mtime_s, struct larder_error *err);
     int (*put)(struct store_io *io, const char *name, const void *data, size_t len, struct larder_error *err); /* atomic replace */
     int (*create_exclusive)(struct store_io *io, const char *name, const void *data, size_t len, struct larder_error *err); /* EEXIST */
@@ -182,21 +187,43 @@ struct store_io_ops {
     /* A folder on a local disk for the journal, temporary files and copies of index files, made when it is missing: the dataset's own,
      * or one of this dataset's below the scratch folder. NULL with *err when there is none; NULL op: local_root. */
     const char *(*work_root)(struct store_io *io, struct larder_error *err);
+    /* Bytes that came failed their check: counted by who reads for us. False: do not read them again. NULL: yes. */
+    bool (*damaged)(struct store_io *io);
+    /* Gives up writes of objects, by whomever, that began more than min_age_s ago and were never finished; how many. NULL: io has none
+     * that would be seen by nobody and still take up room. */
+    int (*drop_unfinished)(struct store_io *io, uint64_t min_age_s, uint64_t *n, struct larder_error *err);
     void (*close)(struct store_io *io);
 };
 /* tries: how often bytes that fail their check are worth reading before they are called damaged; what travels over a network may
- * have been damaged on its way. 0 counts as 1. */
-struct store_io { const struct store_io_ops *ops; unsigned tries; };
+ * have been damaged on its way. 0 counts as 1. work_bytes: limit of copies of index files below work_root, where that is not the
+ * dataset itself; 0: 256 MiB. */
+struct store_io { const struct store_io_ops *ops; unsigned tries; uint64_t work_bytes; };
+static inline unsigned io_tries(const struct store_io *io) { return io->tries ? io->tries : 1; }
+
+/* io.c: over any io */
 const char *io_where(struct store_io *io);
 const char *io_work_root(struct store_io *io, struct larder_error *err);
-static inline unsigned io_tries(const struct store_io *io) { return io->tries ? io->tries : 1; }
+static inline bool io_is_local(struct store_io *io) { return io->ops->local_root && io->ops->local_root(io); }
+int io_read(struct store_io *io, const char *name, uint64_t offset, void *buf, size_t len, struct larder_error *err);
+int io_read_whole(struct store_io *io, struct store_whole *objects, size_t n, struct larder_error *err);
+/* One whole object; ENOTFOUND is an error. */
+int io_read_all(struct store_io *io, const char *name, size_t max, struct buf *out, struct larder_error *err);
+/* Whether range i of a call holds what it should; ECORRUPT: worth reading again. */
+typedef int io_check_fn(void *user, size_t i, struct larder_error *err);
+/* read_ranges, then check of each range; those that fail are read again, io_tries(io) times in all. The error is that of the first
+ * range that stays bad. n at most IO_CHECKED_MAX. */
+#define IO_CHECKED_MAX 512u
+int io_read_checked(struct store_io *io, const struct store_range *ranges, size_t n, io_check_fn *check, void *user,
+                    struct larder_error *err);
+/* One whole object that has to pass check (i is 0); out begins empty and is overwritten by each try. */
+int io_read_all_checked(struct store_io *io, const char *name, size_t max, struct buf *out, io_check_fn *check, void *user,
+                        struct larder_error *err);
+/* Whether bytes that failed their check for the (try + 1)th time are worth another try. */
+bool io_again(struct store_io *io, unsigned try);
 
 /* io_file.c: over a directory. files_max: descriptors kept open for reading (0: 64). create: mkdir -p it. */
 int io_file_open(const char *path, bool create, unsigned files_max, struct store_io **io, struct larder_error *err);
 static inline void io_close(struct store_io *io) { if (io) io->ops->close(io); }
-/* Whole object of at most max bytes, appended to out. */
-int io_read_all(struct store_io *io, const char *name, size_t max, struct buf *out, struct larder_error *err);
-int io_read(struct store_io *io, const char *name, uint64_t offset, void *buf, size_t len, struct larder_error *err);
 
 /* pread and pwrite that go on after a signal or a short transfer. read_fully: bytes read, less than len at the end of the file
  * only; -1 and errno. write_fully: 0, or -1 and errno. */
