@@ -39,12 +39,14 @@ MODEL_SRCS := $(wildcard tests/model/*.c)
 FAULT_SRCS := $(wildcard tests/fault/*.c)
 FUZZ := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 CRASH_SRCS := $(wildcard tests/crash/*.c)
+BUCKET_SRCS := $(wildcard tests/bucket/test_*.c)
 EXAMPLE_SRCS := $(wildcard tests/examples/*.c)
 BENCH_SRCS := $(wildcard tests/bench/bench_*.c)
 UNIT := $(UNIT_SRCS:%.c=$(BUILD)/%)
 MODEL := $(MODEL_SRCS:%.c=$(BUILD)/%)
 FAULT := $(FAULT_SRCS:%.c=$(BUILD)/%)
 CRASH := $(CRASH_SRCS:%.c=$(BUILD)/%)
+BUCKET := $(BUCKET_SRCS:%.c=$(BUILD)/%)
 EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 
 # ---- dependencies
@@ -53,7 +55,8 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
-DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils
+DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils \
+	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 faketime curl openssl
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)
@@ -144,7 +147,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(filter tests/fault/%,$(<:$(BUILD)/%=%)),$(WRAP_FLAGS)) -o $@ $< $(LIB) $(ALL_LIBS) \
 		$$(sed -n 's|^/\* LIBS: \(.*\) \*/$$|\1|p' tests/$*.c)
 
--include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(patsubst %,%.d,$(UNIT) $(MODEL) $(FAULT) $(CRASH) $(EXAMPLES) $(FUZZ)) \
+-include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(patsubst %,%.d,$(UNIT) $(MODEL) $(FAULT) $(CRASH) $(BUCKET) $(EXAMPLES) $(FUZZ)) \
 	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d
 
 # ---- tests
@@ -153,13 +156,13 @@ RUN = BUILD=$(abspath $(BUILD)) LARDER=$(abspath $(BUILD))/larder PYTHON=$(PYTHO
 	FUZZ_SECONDS=$(FUZZ_SECONDS) tests/run.sh
 # -j for what we start, unless make was started with -j and shares its slots.
 J = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS))
-SUITES := lint unit model fault crash e2e fuzz-smoke sanitize-unit
+SUITES := lint unit model fault crash e2e bucket fuzz-smoke sanitize-unit
 
 ## check: everything a change must pass: deps, build, all suites; the last line counts
 check: deps-check
 	@MAKE="$(MAKE)" JOBS=$(JOBS) MODE=$(MODE) BUILD=$(BUILD) tests/check.sh $(SUITES)
 
-## unit model fault crash e2e: one suite of tests/ (MODE=debug make unit)
+## unit model fault crash e2e bucket: one suite of tests/ (MODE=debug make unit)
 unit: $(UNIT)
 	@$(RUN) unit $(UNIT)
 model: $(MODEL)
@@ -170,6 +173,8 @@ crash: $(CRASH) tools
 	@$(RUN) crash $(CRASH) $(wildcard tests/crash/*.sh tests/crash/test_*.py)
 e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs
 	@$(RUN) e2e $(wildcard tests/e2e/test_*.sh tests/e2e/test_*.py)
+bucket: all $(BUCKET) $(BUILD)/tests/data/mkjpegs
+	@$(subst tests/run.sh,tests/bucket/run.sh,$(RUN)) $(BUCKET) $(wildcard tests/bucket/test_*.sh tests/bucket/test_*.py)
 
 ## sanitize: unit, model and fault under ASan+UBSan and under TSan; e2e under ASan+UBSan
 SANITIZE := asan.unit asan.model asan.fault asan.e2e tsan.unit tsan.model
@@ -279,5 +284,5 @@ help:
 	@echo "settings: MODE=release|debug|asan|tsan|cov ($(MODE))  V=1  BUILD=$(BUILD)  CC=$(CC)  CFLAGS=  LDFLAGS=  PREFIX=$(PREFIX)"
 	@echo "          DEPS_PREFIX=folder of the dependencies (include/, lib/, lib/pkgconfig), for example a conda environment"
 
-.PHONY: all lib tools check unit model fault crash e2e sanitize sanitize-unit fuzz fuzz-smoke fuzz-run lint cov bench demo deps \
+.PHONY: all lib tools check unit model fault crash e2e bucket sanitize sanitize-unit fuzz fuzz-smoke fuzz-run lint cov bench demo deps \
 	deps-check install uninstall dist format clean help

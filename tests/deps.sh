@@ -57,6 +57,13 @@ for i in "${!missing[@]}"; do
         missing[i]=libclang-rt-14-dev
     fi
 done
+# nginx is for the tests, which start it themselves: its package shall not begin to serve this machine.
+policy=/usr/sbin/policy-rc.d
+if [[ " ${missing[*]} " == *" nginx-light "* ]] && [ ! -e $policy ] && ! command -v nginx /usr/sbin/nginx >/dev/null; then
+    printf '#!/bin/sh\nexit 101\n' | "${root[@]}" tee $policy >/dev/null
+    "${root[@]}" chmod 755 $policy
+    trap '"${root[@]}" rm -f $policy; [ ! -d /run/systemd/system ] || "${root[@]}" systemctl -q disable nginx' EXIT
+fi
 echo "deps: installing ${missing[*]}"
 apt install -y --no-install-recommends "${missing[@]}" || { # the lists may be older than the archive
     apt update
