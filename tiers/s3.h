@@ -19,6 +19,8 @@
 
 struct s3_key { char id[160], secret[160]; char *token; /* owned; NULL: none */ uint64_t expires_s; /* 0: never */ };
 void s3_key_release(struct s3_key *k); /* wipes it */
+int s3_key_copy(struct s3_key *to, const struct s3_key *from, struct larder_error *err);
+void s3_wipe(void *data, size_t len); /* a memset that the compiler keeps */
 
 /* Percent-encoding as SigV4 wants it: all but A-Z a-z 0-9 - . _ ~, and '/' where slash. Appended, with NUL (not counted). */
 int s3_encode(const char *text, bool slash, struct buf *out, struct larder_error *err);
@@ -28,7 +30,8 @@ struct s3_sign_input {
     const char *host;              /* as the Host header has it, port included when it is not the scheme's */
     const char *path;              /* encoded, begins with '/' */
     const char *query;             /* encoded and sorted by name, without '?'; "" */
-    const char *const *headers;    /* "name: value" that are to be signed, besides host and x-amz-*: lower case, sorted or not */
+    const char *const *headers;    /* further "name: value" lines that are to be signed, sorted or not. Signed by themselves: host, x-amz-date,
+                                    * x-amz-content-sha256 (service s3), x-amz-security-token (a key with a token) */
     size_t n_headers;
     const char *payload_sha256;    /* hex, or "UNSIGNED-PAYLOAD" */
     const char *region, *service;  /* "us-east-1", "s3" */
@@ -37,6 +40,7 @@ struct s3_sign_input {
 };
 /* *authorization gets the Authorization header's value; amz_date "YYYYMMDDTHHMMSSZ". malloc'd, owned. */
 int s3_sign(const struct s3_sign_input *in, char amz_date[17], char **authorization, struct larder_error *err);
+/* "" where OpenSSL refuses the digest: MD5 on FIPS systems. */
 void sha256_hex(const void *data, size_t len, char out[65]);
 void md5_base64(const void *data, size_t len, char out[25]); /* Content-MD5 */
 void md5_hex(const void *data, size_t len, char out[33]);    /* what a single PUT's ETag is */
@@ -99,5 +103,9 @@ int s3_upload_id_parse(const char *text, size_t len, char **id, struct larder_er
 typedef int s3_upload_fn(void *user, const char *name, const char *id, uint64_t initiated_s);
 int s3_uploads_parse(const char *text, size_t len, s3_upload_fn *fn, void *user, bool *truncated, char **next_key, char **next_id,
                      struct larder_error *err);
+/* <ETag> of CompleteMultipartUpload, quotes included. An answer with status 200 may be an error document: ECORRUPT then. */
+int s3_complete_parse(const char *text, size_t len, char **etag, struct larder_error *err);
+/* The key in the answer of AssumeRole or AssumeRoleWithWebIdentity. */
+int s3_sts_parse(const char *text, size_t len, struct s3_key *key, struct larder_error *err);
 
 #endif
