@@ -2,12 +2,15 @@
 /*
  * bench_minio_epoch.c - epochs over a dataset three times the DRAM budget, past the page cache.
  *
- * 6,000 records of 110 kB, shuffled anew each epoch, the cache filled before counting. larder: a loader with a DRAM cache without
- * replacement and O_DIRECT. Baseline: an LRU of the same bytes over the same order, which reads what it misses of 256 records at a time
- * through larder without a cache, 64 reads in flight, and keeps it. `pagecache`: plain buffered reads by a loader in a memory
- * cgroup of that size (null where none may be made). The *_bytes are what each side read from the origin in an epoch.
+ * 6,000 records of 110 kB, shuffled anew each epoch, caches filled before counting; three sides in turn. larder: a loader with
+ * a DRAM cache without replacement and O_DIRECT. Baseline: an LRU of the same bytes over the same order, which reads what it
+ * misses of 256 records at a time through larder without a cache, 64 reads in flight, and keeps it. `pagecache`: plain buffered
+ * reads by the same loader without a cache, in a process whose memory cgroup (version 1 or 2) leaves it that many bytes of
+ * page cache besides its own memory; null where no cgroup may be made, and why. For each: samples a second, seconds an epoch,
+ * bytes read from the origin in an epoch. `fastest`: larder is faster than both.
  */
-#include <sys/resource.h>
+#include <signal.h>
+#include <sys/prctl.h>
 
 #include "tests/bench/bench.h"
 
@@ -174,71 +177,208 @@ static double run_lru(void *arg)
 
 /* ---- the page cache, limited ---- */
 
-static int put(const char *dir, const char *file, const char *text)
+/* A process of its own: asked by a byte, it runs epochs and tells samples a second and bytes an epoch. */
+struct pages {
+    char dir[400];      /* of the cgroup; "": none made */
+    const char *limit;  /* the file in it */
+    const char *why;    /* not; NULL: it runs */
+    pid_t pid;
+    int ask, answer;
+};
+
+static bool put(const char *dir, const char *file, uint64_t number)
 {
-    char path[300];
-    int fd, ok;
+    char path[500], text[32];
+    int fd, n = snprintf(text, sizeof text, "%" PRIu64, number);
 
     snprintf(path, sizeof path, "%s/%s", dir, file);
     fd = open(path, O_WRONLY);
     if (fd < 0)
-        return 0;
-    ok = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+        return false;
+    bool ok = write(fd, text, (size_t)n) == n;
     close(fd);
     return ok;
 }
 
-/* In a child of a cgroup with BUDGET bytes of memory besides what the loader itself needs. */
-static void limited(const char *path, int fd)
+/* Our own group of version 1 is the folder to make one in: in a container there may be no other. */
+static void own_group(char *path, size_t size)
+{
+    FILE *f = fopen("/proc/self/cgroup", "r");
+    char line[300], *at;
+
+    path[0] = '\0';
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = '\0';
+        if ((at = strstr(line, ":memory:")))
+            snprintf(path, size, "%s", at + strlen(":memory:"));
+    }
+    if (f)
+        fclose(f);
+}
+
+static void make_group(struct pages *p)
+{
+    static const char *const name = "larder-bench-minio_epoch"; /* found again after a run that was killed */
+    const char *const tops[3] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup/memory", "/sys/fs/cgroup"};
+    char own[200], file[500];
+
+    own_group(own, sizeof own);
+    p->why = "no cgroup file system with a memory controller is mounted";
+    for (int i = 0; i < 3; i++) {
+        p->limit = i < 2 ? "memory.limit_in_bytes" : "memory.max";
+        snprintf(file, sizeof file, "%s%s/%s", tops[i], i == 0 ? own : "", i < 2 ? p->limit : "cgroup.controllers");
+        if (access(file, F_OK) != 0)
+            continue;
+        snprintf(p->dir, sizeof p->dir, "%s%s/%s", tops[i], i == 0 ? own : "", name);
+        p->why = "a memory cgroup may not be made here";
+        if (mkdir(p->dir, 0777) != 0 && errno != EEXIST)
+            continue;
+        if (put(p->dir, p->limit, BUDGET + (400u << 20))) {
+            p->why = NULL;
+            return;
+        }
+        rmdir(p->dir);
+    }
+    p->dir[0] = '\0';
+}
+
+/* What a line of a file of /proc/self begins to say; 0: nothing. */
+static uint64_t proc_number(const char *file, const char *name)
+{
+    FILE *f = fopen(file, "r");
+    char line[200];
+    uint64_t v = 0;
+
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, name, strlen(name)) == 0)
+            v = strtoull(line + strlen(name), NULL, 10);
+    if (f)
+        fclose(f);
+    return v;
+}
+
+static int forget_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+{
+    int fd = flag == FTW_F ? open(path, O_RDONLY) : -1;
+
+    (void)st, (void)ftw;
+    if (fd >= 0) {
+        fdatasync(fd); /* only clean pages go */
+        posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        close(fd);
+    }
+    return 0;
+}
+
+/* In the child. Pages that others have brought in are not counted here: they go first. Its own memory comes on top of the limit. */
+static void limited(const char *path, const struct pages *p, int ask, int answer)
 {
     struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
     struct larder_dataset *ds;
     struct larder_error err;
-    struct rusage before, after;
-    double out[2];
     uint64_t bytes;
+    char c;
 
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!put(p->dir, "cgroup.procs", (uint64_t)getpid()))
+        _exit(1);
+    nftw(path, forget_one, 32, FTW_PHYS);
     o.direct = LARDER_DIRECT_OFF;
     bench_ok(larder_dataset_open(path, &o, &ds, &err), &err);
     load(ds, 0, 1, &bytes);
-    getrusage(RUSAGE_SELF, &before);
-    out[0] = load(ds, 1, EPOCHS, &bytes);
-    getrusage(RUSAGE_SELF, &after);
-    out[1] = (double)(after.ru_inblock - before.ru_inblock) * 512 / EPOCHS;
-    if (write(fd, out, sizeof out) != sizeof out)
+    load(ds, 1, 1, &bytes);
+    if (!put(p->dir, p->limit, BUDGET + proc_number("/proc/self/status", "VmHWM:") * 1024))
         _exit(1);
+    for (uint64_t epoch = 2; read(ask, &c, 1) == 1; epoch += EPOCHS) {
+        uint64_t before = proc_number("/proc/self/io", "read_bytes:");
+        double out[2] = {load(ds, epoch, EPOCHS, &bytes), 0};
+
+        out[1] = (double)(proc_number("/proc/self/io", "read_bytes:") - before) / EPOCHS;
+        if (write(answer, out, sizeof out) != sizeof out)
+            _exit(1);
+    }
     larder_dataset_close(ds);
     _exit(0);
 }
 
-static void page_cache(const struct ctx *c, char *text, size_t size)
+/* Before the parent has threads. */
+static void pages_start(struct pages *p, const char *path)
 {
-    const char *dir = "/sys/fs/cgroup/larder-bench";
-    char number[32];
-    double got[2];
-    int fds[2], status, ok;
+    int ask[2], answer[2];
 
-    snprintf(text, size, "\"pagecache\": null");
-    if (mkdir(dir, 0777) != 0 && errno != EEXIST)
+    make_group(p);
+    if (p->why)
         return;
-    snprintf(number, sizeof number, "%llu", (unsigned long long)(BUDGET + (300u << 20)));
-    ok = put(dir, "memory.max", number) && pipe(fds) == 0;
-    if (ok) {
-        pid_t pid = fork();
-
-        if (pid == 0) {
-            snprintf(number, sizeof number, "%d", (int)getpid());
-            if (!put(dir, "cgroup.procs", number))
-                _exit(1);
-            limited(c->path, fds[1]);
-        }
-        close(fds[1]);
-        ok = waitpid(pid, &status, 0) == pid && status == 0 && read(fds[0], got, sizeof got) == sizeof got;
-        close(fds[0]);
+    if (pipe(ask) != 0 || pipe(answer) != 0 || (p->pid = fork()) < 0)
+        bench_die("no process for the page cache: %s", strerror(errno));
+    if (p->pid == 0) {
+        close(ask[1]);
+        close(answer[0]);
+        limited(path, p, ask[0], answer[1]);
     }
-    rmdir(dir);
-    if (ok)
-        snprintf(text, size, "\"pagecache\": %.6g, \"pagecache_bytes\": %.0f", got[0], got[1]);
+    close(ask[0]);
+    close(answer[1]);
+    p->ask = ask[1];
+    p->answer = answer[0];
+}
+
+static double run_pages(struct pages *p, double *bytes)
+{
+    double got[2];
+
+    if (p->why)
+        return 0;
+    if (write(p->ask, "x", 1) != 1 || read(p->answer, got, sizeof got) != sizeof got) {
+        p->why = "the process in the cgroup ended: it may not join it, or its memory was not enough";
+        return 0;
+    }
+    *bytes = got[1];
+    return got[0];
+}
+
+static void pages_stop(struct pages *p)
+{
+    if (p->pid > 0) {
+        close(p->ask);
+        close(p->answer);
+        waitpid(p->pid, NULL, 0);
+    }
+    if (p->dir[0])
+        rmdir(p->dir);
+}
+
+/* ---- */
+
+static void compare(struct ctx *c, struct pages *p)
+{
+    struct bench_side a, b, pages;
+    double page_bytes = 0;
+    char more[1000], text[300];
+
+    for (int i = -1; i < ROUNDS; i++) { /* the first does not count */
+        double v[3] = {0};
+
+        for (int k = 0; k < 3; k++) {
+            int side = (i + 1 + k) % 3;
+
+            v[side] = side == 0 ? run_larder(c) : side == 1 ? run_lru(c) : run_pages(p, &page_bytes);
+        }
+        if (i >= 0)
+            a.v[i] = v[0], b.v[i] = v[1], pages.v[i] = v[2];
+    }
+    bench_side_sum(&a, ROUNDS);
+    bench_side_sum(&b, ROUNDS);
+    bench_side_sum(&pages, ROUNDS);
+    if (p->why)
+        snprintf(text, sizeof text, "\"pagecache\": null, \"pagecache_why\": \"%s\"", p->why);
+    else
+        snprintf(text, sizeof text, "\"pagecache\": %.6g, \"pagecache_ratio\": %.3f, \"pagecache_epoch_s\": %.4f, \"pagecache_bytes\": %.0f",
+                 pages.median, a.median / pages.median, SAMPLES / pages.median, page_bytes);
+    snprintf(more, sizeof more, "\"baseline_min\": %.6g, \"baseline_max\": %.6g, \"epoch_s\": %.4f, \"lru_epoch_s\": %.4f, "
+             "\"larder_bytes\": %" PRIu64 ", \"lru_bytes\": %" PRIu64 ", \"dataset_bytes\": %" PRIu64 ", %s, \"fastest\": %s",
+             b.min, b.max, SAMPLES / a.median, SAMPLES / b.median, c->larder_bytes, c->lru_bytes, (uint64_t)SAMPLES * VALUE, text,
+             a.median > b.median && (p->why || a.median > pages.median) ? "true" : "false");
+    bench_line("minio_epoch", &a, b.median, "LRU of the same size", a.median / b.median, "samples/s", ROUNDS, more);
 }
 
 int main(int argc, char **argv)
@@ -247,7 +387,7 @@ int main(int argc, char **argv)
     struct larder_cache_options co = LARDER_CACHE_OPTIONS_INIT;
     struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
     struct larder_error err;
-    char more[400], pages[160];
+    struct pages pages = {0};
     uint64_t bytes;
 
     if (!bench_wanted(argc, argv, "minio_epoch"))
@@ -257,6 +397,7 @@ int main(int argc, char **argv)
         make(c.path);
         bench_made(c.path);
     }
+    pages_start(&pages, c.path);
     co.name = NULL;
     co.dram_bytes = BUDGET;
     o.direct = LARDER_DIRECT_ON;
@@ -270,12 +411,8 @@ int main(int argc, char **argv)
         bench_die("no memory");
     memset(c.slot_of, 0xff, sizeof c.slot_of);
     load(c.cached, 0, 1, &bytes); /* fills */
-    run_larder(&c);
-    run_lru(&c);
-    page_cache(&c, pages, sizeof pages);
-    snprintf(more, sizeof more, "\"larder_bytes\": %llu, \"lru_bytes\": %llu, \"dataset_bytes\": %llu, %s",
-             (unsigned long long)c.larder_bytes, (unsigned long long)c.lru_bytes, (unsigned long long)SAMPLES * VALUE, pages);
-    bench_pair("minio_epoch", run_larder, run_lru, "LRU of the same size", "samples/s", ROUNDS, &c, more);
+    compare(&c, &pages);
+    pages_stop(&pages);
     larder_dataset_close(c.cached);
     larder_dataset_close(c.plain);
     larder_cache_close(c.cache);
