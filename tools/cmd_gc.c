@@ -88,6 +88,7 @@ int cmd_gc(struct tool *t)
     run.dry_run = o.dry_run;
     o.removed = on_removed;
     o.user = &run;
+    o.remote = &t->remote;
     if (larder_gc_run(t->argv[0], &o, &r, &err))
         return tool_error(t, &err);
     print_report(t, &r, o.dry_run);

@@ -127,6 +127,7 @@ int cmd_ingest(struct tool *t)
     o.skipped = on_skipped;
     o.ignored = on_ignored;
     o.user = &run;
+    o.remote = &t->remote;
     tool_begin(t);
     rc = larder_ingest_run((const char *const *)t->argv, (size_t)t->argc - 1, t->argv[t->argc - 1], &o, &r,
                            &err);

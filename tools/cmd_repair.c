@@ -91,6 +91,7 @@ int cmd_repair(struct tool *t)
     o.progress = on_progress;
     o.damage = on_damage;
     o.user = &run;
+    o.remote = &t->remote;
     tool_begin(t);
     row = larder_repair_run(t->argv[0], &o, &r, &err);
     progress_end(&t->progress);

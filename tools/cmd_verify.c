@@ -71,6 +71,7 @@ int cmd_verify(struct tool *t)
     o.progress = on_progress;
     o.damage = on_damage;
     o.user = t;
+    o.remote = &t->remote;
     tool_begin(t);
     rc = larder_verify_run(t->argv[0], &o, &r, &err);
     progress_end(&t->progress);

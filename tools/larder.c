@@ -194,9 +194,13 @@ int tool_output_failed(void)
 int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o,
               struct larder_dataset **ds)
 {
+    struct larder_dataset_options options = LARDER_DATASET_OPTIONS_INIT;
     struct larder_error err = {0};
 
-    if (larder_dataset_open(uri, o, ds, &err) == LARDER_OK)
+    if (o)
+        options = *o;
+    options.remote = &t->remote;
+    if (larder_dataset_open(uri, &options, ds, &err) == LARDER_OK)
         return 0;
     tool_error(t, &err);
     return -1;
@@ -320,7 +324,8 @@ static void print_help(FILE *f)
                "A store of training samples: packed, indexed, checked, read ahead in epochs.\n\n");
     for (size_t i = 0; i < N_VERBS; i++)
         fprintf(f, "  %-8s %s\n", verbs[i].name, verbs[i].summary);
-    fprintf(f, "\n'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.\n"
+    fprintf(f, "\nA DATASET is a path, s3://BUCKET/PREFIX, or http(s)://HOST/PREFIX to read; 'larder help remote' tells more.\n"
+               "'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.\n"
                "Times: 24h, 7d, 30m, 90s.\n"
                "Exit status: 0 done, 1 failed, 2 wrong usage, 3 corrupt data found.\n");
 }
@@ -378,6 +383,10 @@ static int run(struct tool *t)
     if (!strcmp(first, "help") && t->argc > 1) {
         const struct verb *v = find_verb(t->argv[1]);
 
+        if (!strcmp(t->argv[1], "remote")) {
+            remote_help(stdout);
+            return EXIT_DONE;
+        }
         if (!v)
             return run_verb(t, t->argv[1]); /* complains */
         options_help(v, stdout);
@@ -398,7 +407,7 @@ static int run(struct tool *t)
 
 int main(int argc, char **argv)
 {
-    struct tool t = {.argc = argc - 1, .argv = argv + 1};
+    struct tool t = {.argc = argc - 1, .argv = argv + 1, .remote = LARDER_REMOTE_OPTIONS_INIT};
 
     fill_standard_fds();
     signal(SIGXFSZ, SIG_IGN); /* a file too large is an error that is told, EFBIG */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * options.c - options of a verb: one table a verb gives getopt_long() its options and --help its text.
+ * options.c - options of a verb: one table a verb gives getopt_long() its options and --help its text. The options of buckets are every
+ * verb's: they are taken here and go to remote_args.c.
  *
  * The parsers of values complain on their own: they print one line that names the option, keep the status in
  * the tool, and the next options_next() stops. So a verb's loop is a plain switch. Sizes follow GNU: K, M, G,
@@ -79,13 +80,14 @@ int parse_size(const char *s, uint64_t *v)
     return to_u64(d * unit, v);
 }
 
-int parse_duration(const char *s, uint64_t *seconds)
+/* A time in units of 1 / per_second seconds. */
+static int parse_time(const char *s, long double per_second, uint64_t *v)
 {
     static const struct {
         const char *name;
         long double s;
     } units[] = {
-        {"", 1}, {"s", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}, {"w", 7 * 86400},
+        {"", 1}, {"s", 1}, {"m", 60}, {"min", 60}, {"h", 3600}, {"d", 86400}, {"w", 7 * 86400}, {"ms", 0.001L},
     };
     const char *end;
     long double d;
@@ -93,9 +95,19 @@ int parse_duration(const char *s, uint64_t *seconds)
     if (parse_number(s, &end, &d))
         return -1;
     for (size_t i = 0; i < sizeof units / sizeof *units; i++)
-        if (!strcmp(end, units[i].name))
-            return to_u64(d * units[i].s, seconds);
+        if (!strcmp(end, units[i].name) && units[i].s * per_second > 0.5L)
+            return to_u64(d * units[i].s * per_second, v);
     return -1;
+}
+
+int parse_duration(const char *s, uint64_t *seconds)
+{
+    return parse_time(s, 1, seconds);
+}
+
+int parse_milliseconds(const char *s, uint64_t *ms)
+{
+    return parse_time(s, 1000, ms);
 }
 
 void option_bad(struct tool *t, const char *expected)
@@ -242,18 +254,30 @@ const char *options_nearest(const char *wrong, const char *(*next)(const void *t
     return best;
 }
 
+/* The verb's options, then those of buckets. */
 static const char *option_name(const void *table, size_t i)
 {
-    return ((const struct option_spec *)table)[i].name;
+    const struct option_spec *o = table;
+    size_t n = 0;
+
+    while (o[n].name)
+        n++;
+    return i < n ? o[i].name : remote_options[i - n].name;
 }
 
 /* -------------------------------------------------------------------------------------- getopt */
 
-#define LONG_FIRST 256 /* + row of the table; --help is beyond any table */
-#define LONG_HELP (LONG_FIRST + OPTIONS_MAX)
+#define LONG_FIRST 256 /* + row of the verb's table; then those of remote_options; --help is beyond both */
+#define LONG_REMOTE (LONG_FIRST + OPTIONS_MAX)
+#define LONG_HELP (LONG_REMOTE + OPTIONS_MAX)
 
-/* getopt_long's tables of a verb: --help is everybody's. */
-static void build(const struct option_spec *specs, struct option longs[OPTIONS_MAX + 2],
+static const struct option_spec *spec_of(const struct tool *t, int c)
+{
+    return c < LONG_REMOTE ? &t->verb->options[c - LONG_FIRST] : &remote_options[c - LONG_REMOTE];
+}
+
+/* getopt_long's tables of a verb: remote_options and --help are everybody's. */
+static void build(const struct option_spec *specs, struct option longs[2 * OPTIONS_MAX + 2],
                   char shorts[2 * OPTIONS_MAX + 4])
 {
     int n = 0, k = 0;
@@ -268,6 +292,9 @@ static void build(const struct option_spec *specs, struct option longs[OPTIONS_M
         if (specs[n].arg)
             shorts[k++] = ':';
     }
+    for (int i = 0; remote_options[i].name; i++)
+        longs[n++] = (struct option){remote_options[i].name, remote_options[i].arg ? required_argument : no_argument, NULL,
+                                     LONG_REMOTE + i};
     longs[n] = (struct option){"help", no_argument, NULL, LONG_HELP};
     memset(&longs[n + 1], 0, sizeof longs[0]);
     shorts[k++] = 'h';
@@ -276,8 +303,6 @@ static void build(const struct option_spec *specs, struct option longs[OPTIONS_M
 
 static int row_of(const struct option_spec *specs, int c)
 {
-    if (c >= LONG_FIRST)
-        return c - LONG_FIRST;
     for (int i = 0; specs[i].name; i++)
         if (specs[i].letter == c)
             return i;
@@ -292,11 +317,11 @@ static void complain(struct tool *t, int c)
     if (c == ':' && optopt < LONG_FIRST) {
         tool_usage(t, "-%c needs a value", optopt);
     } else if (c == ':') {
-        tool_usage(t, "--%s needs a value", t->verb->options[optopt - LONG_FIRST].name);
+        tool_usage(t, "--%s needs a value", spec_of(t, optopt)->name);
     } else if (optopt == LONG_HELP) {
         tool_usage(t, "--help takes no value");
     } else if (optopt >= LONG_FIRST) {
-        tool_usage(t, "--%s takes no value", t->verb->options[optopt - LONG_FIRST].name);
+        tool_usage(t, "--%s takes no value", spec_of(t, optopt)->name);
     } else if (optopt > 0) {
         tool_usage(t, "unknown option '-%c'", isprint(optopt) ? optopt : '?');
     } else {
@@ -338,42 +363,60 @@ static int finish(struct tool *t, int min, int max)
     return t->status ? OPTIONS_STOP : OPTIONS_END;
 }
 
-int options_next(struct tool *t, int min, int max)
+/* The next option as getopt_long() numbers it, t->option and t->value set; below 0: there is none, or it was complained about. */
+static int next_option(struct tool *t)
 {
-    struct option longs[OPTIONS_MAX + 2];
+    struct option longs[2 * OPTIONS_MAX + 2];
     char shorts[2 * OPTIONS_MAX + 4];
-    const struct option_spec *o;
     int c, row;
 
-    if (t->status)
-        return OPTIONS_STOP;
     build(t->verb->options, longs, shorts);
     opterr = 0;
     optopt = 0;
     c = getopt_long(t->argc, t->argv, shorts, longs, NULL);
     if (c == -1)
-        return finish(t, min, max);
+        return OPTIONS_END;
     if (c == 'h' || c == LONG_HELP) {
         options_help(t->verb, stdout);
         return OPTIONS_STOP;
     }
-    row = row_of(t->verb->options, c);
-    if (c == '?' || c == ':' || row < 0) {
-        complain(t, c);
-        return OPTIONS_STOP;
+    if (c < LONG_FIRST) {
+        row = row_of(t->verb->options, c);
+        if (c == '?' || c == ':' || row < 0) {
+            complain(t, c);
+            return OPTIONS_STOP;
+        }
+        c = LONG_FIRST + row;
     }
-    o = &t->verb->options[row];
-    snprintf(t->option_text, sizeof t->option_text, "--%s", o->name);
+    snprintf(t->option_text, sizeof t->option_text, "--%s", spec_of(t, c)->name);
     t->option = t->option_text;
     t->value = optarg;
-    return row;
+    return c;
+}
+
+int options_next(struct tool *t, int min, int max)
+{
+    while (!t->status) {
+        int c = next_option(t);
+
+        if (c == OPTIONS_STOP)
+            return OPTIONS_STOP;
+        if (c == OPTIONS_END)
+            return finish(t, min, max);
+        if (c < LONG_REMOTE)
+            return c - LONG_FIRST;
+        option_remote(t, c - LONG_REMOTE);
+    }
+    return OPTIONS_STOP;
 }
 
 void options_help(const struct verb *v, FILE *f)
 {
     char left[64];
 
-    fprintf(f, "usage: larder %s [OPTION...] %s\n%s\n\n%s\n", v->name, v->args, v->summary, v->about);
+    if (v->args)
+        fprintf(f, "usage: larder %s [OPTION...] %s\n", v->name, v->args);
+    fprintf(f, "%s\n\n%s\n", v->summary, v->about);
     fputs("Options:\n", f);
     for (const struct option_spec *o = v->options; o->name; o++) {
         snprintf(left, sizeof left, "%s%c%s--%s%s%s", o->letter ? "-" : " ", o->letter ? o->letter : ' ',
@@ -381,6 +424,8 @@ void options_help(const struct verb *v, FILE *f)
         fprintf(f, "  %-29s %s%s%s%s\n", left, o->help, o->initial ? " [" : "", o->initial ? o->initial : "",
                 o->initial ? "]" : "");
     }
-    fprintf(f, "  %-29s %s\n\n", "-h, --help", "this text");
+    if (v->args)
+        fprintf(f, "  %-29s %s\n\nAnd those of buckets, which 'larder help remote' explains.\n", "-h, --help", "this text");
+    fputc('\n', f);
     fprintf(f, "Example%s:\n%s", strchr(v->example, '\n')[1] ? "s" : "", v->example);
 }

@@ -129,7 +129,7 @@ struct option_spec {
 
 struct tool;
 struct verb {
-    const char *name, *args, *summary; /* "verify", "DATASET", one line */
+    const char *name, *args, *summary; /* "verify", "DATASET", one line; no args: a topic of help */
     int (*run)(struct tool *t);        /* returns enum exit_status */
     const char *about;                 /* paragraphs of --help */
     const char *example;               /* lines of --help */
@@ -146,6 +146,7 @@ struct tool {
     const char *value;  /* its argument */
     char option_text[64];
     int json, quiet; /* where a verb has them */
+    struct larder_remote_options remote; /* as the options of buckets say; every verb hands it to the library */
     struct progress progress;
 };
 
@@ -167,11 +168,19 @@ void option_bad(struct tool *t, const char *expected); /* "--x: 'v' is not EXPEC
 int parse_size(const char *s, uint64_t *v); /* 4096, 64MiB = 64M = 64m, 8GB = 8 * 10^9, 1.5G */
 int parse_u64(const char *s, uint64_t *v);
 int parse_duration(const char *s, uint64_t *seconds); /* 90s, 30m, 24h, 7d, 2w, 90 */
+int parse_milliseconds(const char *s, uint64_t *ms);  /* the same, and 500ms */
 
 void options_help(const struct verb *v, FILE *f);
 /* The name nearest to wrong, or NULL when none is near. next(i) gives names until NULL. */
 const char *options_nearest(const char *wrong, const char *(*next)(const void *table, size_t i),
                             const void *table);
+
+/* ---------------------------------------------------------------------------- remote_args.c */
+
+extern const struct option_spec remote_options[]; /* of every verb, beside its own */
+void option_remote(struct tool *t, int row);      /* a row of them */
+void remote_help(FILE *f);
+int remote_is(const char *uri); /* 1: a bucket or a web server */
 
 /* ----------------------------------------------------------------------------- cache_args.c */
 
@@ -213,7 +222,7 @@ void tool_begin(struct tool *t);
 int tool_progress(struct tool *t, const struct larder_progress *p);
 /* 1 when stdout cannot be written any more: stop early, main reports it. */
 int tool_output_failed(void);
-/* Opens t's dataset at uri; 0, or -1 with the status in t->status. */
+/* Opens t's dataset at uri, which t->remote says how to reach; 0, or -1 with the status in t->status. */
 int tool_open(struct tool *t, const char *uri, const struct larder_dataset_options *o,
               struct larder_dataset **ds);
 

@@ -22,6 +22,7 @@ A store of training samples: packed, indexed, checked, read ahead in epochs.
   bench    Run the loader and report each epoch.
   cache    Look at, fill or empty caches on local disks.
 
+A DATASET is a path, s3://BUCKET/PREFIX, or http(s)://HOST/PREFIX to read; 'larder help remote' tells more.
 'larder VERB --help' tells a verb's options. Sizes: 64MiB = 64M, 8GB = 8 * 10^9.
 Times: 24h, 7d, 30m, 90s.
 Exit status: 0 done, 1 failed, 2 wrong usage, 3 corrupt data found."
@@ -41,14 +42,22 @@ Options:
   -q, --quiet                   no output, only errors
   -h, --help                    this text
 
+And those of buckets, which 'larder help remote' explains.
+
 Example:
   larder gc /data/photos --keep 2 --older-than 7d"
 ok larder help gc
 has out '^usage: larder gc'
 sed 's/\\-/-/g' "$root/tools/larder.1" >"$tmp/man"
-for verb in ingest info ls get export verify repair gc bench cache; do
-    ok larder $verb --help
-    has out "^usage: larder $verb "
+ok larder help remote
+has out '^Buckets and web servers'
+[ "$(grep -cE '^      --' "$tmp/out")" -eq 22 ] || fail "not the 22 options of buckets"
+cp "$tmp/out" "$tmp/remote"
+for verb in ingest info ls get export verify repair gc bench cache remote; do
+    if [ $verb = remote ]; then ok larder help remote; else
+        ok larder $verb --help
+        has out "^usage: larder $verb "
+    fi
     has out '^Example'
     # every option of --help is in the man page too
     for option in $(grep -oE -- '--[a-z][a-z-]+' "$tmp/out" | sort -u); do
@@ -98,6 +107,20 @@ wrong "larder gc: --older-than: '3y' is not a time such as 24h, 7d, 30m or 90s; 
 wrong "larder bench: --image: 'rrc:224' is not raw; this version delivers images as they are stored and decodes none; see 'larder bench --help'" \
     bench d --image rrc:224
 wrong "larder bench: --shuffle: 'block' is not full or none; see 'larder bench --help'" bench d --shuffle block
+# the options of buckets go with every verb
+for verb in ingest info ls get export verify repair gc bench; do
+    wrong "larder $verb: --requests: '64k' is not a whole number; see 'larder $verb --help'" $verb a b --requests 64k
+    wrong "larder $verb: unknown option '--endpont'; did you mean '--endpoint'? see 'larder $verb --help'" $verb a b --endpont=x
+done
+wrong "larder ls: --endpoint needs a value; see 'larder ls --help'" ls d --endpoint
+wrong "larder ls: --insecure takes no value; see 'larder ls --help'" ls d --insecure=1
+wrong "larder ls: --addressing: 'host' is not auto, path or virtual; see 'larder ls --help'" ls d --addressing host
+wrong "larder ls: --timeout: '0' is not a time such as 20s, 500ms or 2m; see 'larder ls --help'" ls d --timeout 0
+wrong "larder ls: --stall-timeout: '5us' is not a time such as 20s, 500ms or 2m; see 'larder ls --help'" ls d --stall-timeout 5us
+wrong "larder ls: --hedge: 21 is out of range, 0 to 20 are allowed; see 'larder ls --help'" ls d --hedge 21
+wrong "larder ls: --gap: 'none' is not a size such as 64MiB, 8GB or 4096; see 'larder ls --help'" ls d --gap none
+wrong "larder ls: --get-size: 1 is out of range, 4096 to 1073741824 bytes are allowed; see 'larder ls --help'" ls d --get-size 1
+wrong "larder ls: --price-get: '-1' is not a price in dollars such as 0.0004; see 'larder ls --help'" ls d --price-get -1
 wrong "larder get: --output needs --field; see 'larder get --help'" get d k -o f
 wrong "larder get: --json and --field exclude each other: one describes, the other writes bytes; see 'larder get --help'" \
     get d k --json --field image

@@ -5,6 +5,7 @@
 #include "tests/unit/test.h"
 
 #include "tools/options.c"
+#include "tools/remote_args.c"
 
 static char said[512];
 
@@ -57,6 +58,22 @@ TEST(sizes)
     CHECK_EQ(parse_size("1iB", &v), -1);
     CHECK_EQ(parse_size("11111111111111111111111111111111111111111111", &v), -1);
     CHECK_EQ(v, 77);
+}
+
+TEST(milliseconds)
+{
+    uint64_t v = 1;
+
+    CHECK_EQ(parse_milliseconds("500ms", &v), 0);
+    CHECK_EQ(v, 500);
+    CHECK_EQ(parse_milliseconds("20", &v), 0);
+    CHECK_EQ(v, 20000);
+    CHECK_EQ(parse_milliseconds("1.5s", &v), 0);
+    CHECK_EQ(v, 1500);
+    CHECK_EQ(parse_milliseconds("2m", &v), 0);
+    CHECK_EQ(v, 120000);
+    CHECK_EQ(parse_milliseconds("5us", &v), -1);
+    CHECK_EQ(parse_duration("500ms", &v), -1);
 }
 
 TEST(durations)
