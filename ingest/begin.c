@@ -9,74 +9,38 @@
  */
 #include "ingest/ingest_int.h"
 
-#include <dirent.h>
-#include <errno.h>
-
-/* What a dataset's folder may hold. */
-static bool known_name(const char *name)
-{
-    static const char *const known[] = {".", "..", "journal", "larder.json", "manifests", "shards", "index", "lost+found"};
-    for (size_t i = 0; i < ARRAY_LEN(known); i++)
-        if (!strcmp(name, known[i]))
-            return true;
-    return !strncmp(name, ".tmp-", 5) || !strncmp(name, ".nfs", 4);
-}
-
-/* What is to become a dataset holds nothing else; one that is there already may have a README beside it. */
-static int root_check(struct store_io *io, struct larder_error *err)
-{
-    const char *root = io->ops->local_root(io);
-    uint64_t generation;
-    if (!root)
-        return err_set(err, LARDER_EINVAL, "writing needs a dataset in a local folder");
-    int got = generation_newest(io, &generation, err);
-    if (got != LARDER_ENOTFOUND)
-        return got;
-    DIR *d = opendir(root);
-    if (!d)
-        return err_sys(err, err_code_of(errno), errno, "%s: cannot be opened", root);
-    int rc = LARDER_OK;
-    for (struct dirent *e; !rc && (e = readdir(d));)
-        if (!known_name(e->d_name))
-            rc = err_set(err, LARDER_EEXIST, "%.150s: holds '%.40s', so it is no dataset: give a new or empty folder", root, e->d_name);
-    closedir(d);
-    return rc;
-}
-
 static int found(void *user, const char *name, uint64_t size, uint64_t mtime_s)
 {
     (void)name;
     (void)size;
     (void)mtime_s;
     *(bool *)user = true;
-    return LARDER_OK;
+    return LARDER_END;
 }
 
-/* Shards that belong to no manifest and no journal. */
+/* Shards that belong to no manifest and no journal. In a bucket they may be what a machine left whose journal is gone with it: a run
+ * elsewhere starts anew, and gc removes them. */
 static int check_strays(struct store_io *io, struct larder_error *err)
 {
     bool any = false;
     int rc = io->ops->list(io, "shards", found, &any, err);
-    if (!rc && any)
+    if (any)
         rc = err_set(err, LARDER_EEXIST, "%s: holds shards but no manifest: larder repair makes a dataset of them, or give another folder",
-                     io->ops->local_root(io));
+                     io_where(io));
     return rc;
 }
 
 int start_newest(struct store_io *io, struct manifest *m, struct larder_error *err)
 {
-    uint64_t generation;
-    int rc = generation_newest(io, &generation, err);
-    if (rc == LARDER_ENOTFOUND)
-        return LARDER_OK;
-    return rc ? rc : generation_load(io, generation, m, err);
+    int rc = generation_load_newest(io, m, err);
+    return rc == LARDER_ENOTFOUND ? LARDER_OK : rc;
 }
 
 int start_open(struct store_io *io, bool restart, struct start *st, struct larder_error *err)
 {
     memset(st, 0, sizeof(*st));
     st->journal.session.fd = -1;
-    int rc = root_check(io, err);
+    int rc = place_check(io, err);
     if (rc || (rc = journal_open(io, &st->journal, err)))
         return rc;
     struct journal *j = &st->journal;
@@ -88,7 +52,7 @@ int start_open(struct store_io *io, bool restart, struct start *st, struct larde
         if (!rc)
             rc = journal_reset(j, err);
     }
-    if (!rc && !st->m.generation && !found_any)
+    if (!rc && !st->m.generation && !found_any && io_is_local(io))
         rc = check_strays(io, err);
     if (rc)
         start_close(st, !found_any);
@@ -105,12 +69,12 @@ void start_close(struct start *st, bool remove_journal)
 
 int start_check(const struct start *st, bool append, struct larder_error *err)
 {
-    const char *root = st->journal.session.root;
+    const char *where = io_where(st->journal.io);
     if (append && !st->m.generation)
-        return err_set(err, LARDER_ENOTFOUND, "%s: no dataset here to append to", root);
+        return err_set(err, LARDER_ENOTFOUND, "%s: no dataset here to append to", where);
     if (!append && st->m.generation)
         return err_set(err, LARDER_EEXIST, "%s: a dataset is here already (generation %llu, %llu samples): --append adds to it, or give "
-                       "another folder", root, (unsigned long long)st->m.generation, (unsigned long long)st->m.samples);
+                       "another folder", where, (unsigned long long)st->m.generation, (unsigned long long)st->m.samples);
     return LARDER_OK;
 }
 

@@ -49,7 +49,8 @@ static int open_source(struct run *r, const char *const *paths, size_t n, struct
     } else if (n != 1) {
         return err_set(err, LARDER_EINVAL, "a folder is ingested alone; %zu sources are given: append the others afterwards", n);
     } else {
-        rc = dir_open(paths[0], r->io->ops->local_root(r->io), &r->notes, base, &r->source, err);
+        const char *tmp = io_work_root(r->io, err);
+        rc = tmp ? dir_open(paths[0], tmp, &r->notes, base, &r->source, err) : err->code;
     }
     r->listed_skipped = atomic_load(&r->notes.skipped);
     return rc;
@@ -148,17 +149,18 @@ static int begin(struct run *r, struct larder_error *err)
 }
 
 /* Whether the file is there and is what the journal says. */
-static bool shard_stands(struct run *r, const struct journal_shard *s)
+static int shard_stands(struct run *r, const struct journal_shard *s, bool *same, struct larder_error *err)
 {
     struct shard_info info;
-    struct larder_error why;
-    if (shard_inspect(r->io, s->ref.name, &info, NULL, &why))
-        return false;
-    bool same = !memcmp(info.uuid, r->start.journal.head.uuid, 16) && !memcmp(info.session, r->start.journal.head.session, 8) &&
+    *same = false;
+    int rc = shard_inspect(r->io, s->ref.name, &info, NULL, err);
+    if (rc)
+        return io_is_local(r->io) || rc == LARDER_ENOTFOUND || rc == LARDER_ECORRUPT || rc == LARDER_EVERSION ? LARDER_OK : rc;
+    *same = !memcmp(info.uuid, r->start.journal.head.uuid, 16) && !memcmp(info.session, r->start.journal.head.session, 8) &&
                 info.ref.size == s->ref.size && info.ref.trailer_crc == s->ref.trailer_crc && info.ref.tag == s->ref.tag &&
                 info.ref.samples == s->ref.samples && info.ref.unit == s->ref.unit && info.ref.sub == s->ref.sub;
     shard_info_release(&info);
-    return same;
+    return LARDER_OK;
 }
 
 /* Keeps of each unit the shards up to the first that does not stand. */
@@ -168,7 +170,10 @@ static int check_shards(struct run *r, struct larder_error *err)
     int rc = LARDER_OK;
     for (size_t i = 0; !rc && i < j->n_shards;) {
         const struct journal_shard *s = &j->shards[i];
-        if (shard_stands(r, s)) {
+        bool same;
+        if ((rc = shard_stands(r, s, &same, err)))
+            break;
+        if (same) {
             i++;
             continue;
         }
@@ -186,7 +191,7 @@ static int go_on(struct run *r, struct larder_error *err)
         rc = start_check(&r->start, r->o->append, err);
     if (!rc && m->generation && (memcmp(m->uuid, j->head.uuid, 16) || memcmp(m->lineage, j->head.lineage, 16)))
         rc = err_set(err, LARDER_EINVAL, "%s: the dataset was repaired or replaced since the ingest that was interrupted began: --restart "
-                     "discards what it did", j->session.root);
+                     "discards what it did", io_where(j->io));
     if (!rc)
         rc = check_shards(r, err);
     if (!rc)

@@ -315,23 +315,6 @@ static size_t line_check(const char *line, size_t len)
     return crc32c(0, line, len - 9) == want ? len - 9 : 0;
 }
 
-static int read_file(struct journal *j, struct buf *text, struct larder_error *err)
-{
-    struct stat st;
-    if (fstat(j->session.fd, &st))
-        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", j->session.root);
-    if ((uint64_t)st.st_size > JOURNAL_MAX)
-        return err_set(err, LARDER_ECORRUPT, "%s/journal: larger than 1 GiB: no journal; remove it", j->session.root);
-    int rc = buf_reserve(text, (size_t)st.st_size, err);
-    if (rc)
-        return rc;
-    ssize_t n = read_fully(j->session.fd, text->data, (size_t)st.st_size, 0);
-    if (n < 0)
-        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", j->session.root);
-    text->len = (size_t)n;
-    return LARDER_OK;
-}
-
 static int truncate_to(struct journal *j, uint64_t size, struct larder_error *err)
 {
     if (ftruncate(j->session.fd, (off_t)size) || fdatasync(j->session.fd))
@@ -344,7 +327,7 @@ static int load(struct journal *j, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
     AUTO_FREE char *what = NULL;
-    int rc = read_file(j, &text, err);
+    int rc = journal_text(&j->session, &text, err);
     if (!rc && asprintf(&what, "%s/journal", j->session.root) < 0) {
         what = NULL;
         rc = err_nomem(err, 64, "a path");

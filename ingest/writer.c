@@ -125,7 +125,7 @@ int writer_open(struct store_io *io, const struct larder_field *fields, size_t n
     bool unfinished = w->start.journal.has_head;
     if (unfinished)
         rc = err_set(err, LARDER_EBUSY, "%s: holds an unfinished ingest: finish it by running it again, or discard it with larder ingest "
-                     "--restart", w->start.journal.session.root);
+                     "--restart", io_where(io));
     if (!rc)
         rc = make_manifest(w, fields, n_fields, o, err);
     if (!rc)
@@ -329,7 +329,7 @@ int writer_commit(struct writer *w, uint64_t *generation, struct larder_error *e
     }
     struct manifest newest = {.generation = 0}; /* m lists the new shards by now: what is kept is what is committed */
     struct larder_error why;
-    if (start_newest(w->io, &newest, &why) == LARDER_OK)
+    if (!commit_is_open(w->io, rc) && start_newest(w->io, &newest, &why) == LARDER_OK)
         discard(w, &newest);
     else
         writer_free(w, true);

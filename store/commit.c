@@ -5,27 +5,48 @@
  * A generation exists when manifests/<n>.json exists, and that file is created exactly once: whoever creates it has won
  * [store I4]. larder.json names the newest as a hint: readers probe upward from it, so a hint that is missing, old or
  * damaged costs time, never an answer. Order of writes: shards, index, their folders, manifest, hint (FORMAT.md "Commit").
+ *
+ * Opening a bucket takes two steps: the hint, then its manifest together with the one that may have come after it.
+ *
+ * In a bucket the answer to the creation of a manifest can get lost. Then the object is looked at: our bytes are a commit, another's
+ * are the other's commit, and when there is none the creation is repeated. Only what cannot be asked stays open, and the error says so:
+ * a request of ours may still arrive, so whoever gets it keeps the files that the manifest names.
  */
 #include "store/store_int.h"
 
 #define HINT "larder.json"
 #define MANIFEST_MAX (1 * GIB)
 
+enum { CREATE_TRIES = 3 };
+
 void manifest_path(uint64_t generation, char out[64])
 {
     snprintf(out, 64, "manifests/%llu.json", (unsigned long long)generation);
 }
 
-static uint64_t hint_read(struct store_io *io)
+/* io_check_fn of an object that is one sealed JSON; what was parsed is *json. */
+struct sealed { const struct buf *text; const char *name; struct json *json; };
+
+static int sealed_check(void *user, size_t i, struct larder_error *err)
+{
+    struct sealed *s = user;
+    (void)i;
+    return sealed_json_parse(s->text->data, s->text->len, s->name, &s->json, err);
+}
+
+int hint_read(struct store_io *io, uint64_t *generation, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
-    AUTO_JSON struct json *o = NULL;
-    uint64_t generation = 0;
-    if (io_read_all(io, HINT, 64 * KIB, &text, NULL) || sealed_json_parse(text.data, text.len, HINT, &o, NULL) ||
-        json_get_u64(o, "generation", HINT, &generation, NULL))
-        return 0;
-    return generation;
+    struct sealed s = {&text, HINT, NULL};
+    int rc = io_read_all_checked(io, HINT, 64 * KIB, &text, sealed_check, &s, err);
+    if (!rc)
+        rc = json_get_u64(s.json, "generation", HINT, generation, err);
+    json_free(s.json);
+    return rc;
 }
+
+/* What keeps us from asking at all; anything else that is wrong with a hint only makes us look for ourselves. */
+static bool is_network(int rc) { return rc == LARDER_EREMOTE || rc == LARDER_ETIMEOUT || rc == LARDER_ECANCELED; }
 
 int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err)
 {
@@ -85,21 +106,33 @@ static int exists(struct store_io *io, uint64_t generation, struct larder_error 
     return io->ops->stat(io, path, &size, &mtime, err);
 }
 
+/* No hint to go by: look. */
+static int newest_listed(struct store_io *io, uint64_t *generation, struct larder_error *err)
+{
+    AUTO_FREE uint64_t *list = NULL;
+    size_t n = 0;
+    int rc = generation_list(io, &list, &n, err);
+    if (rc == LARDER_EINVAL && !io_is_local(io)) /* a web server, which lists nothing */
+        return err_set(err, LARDER_ENOTFOUND, "%.150s: no dataset here (no larder.json)", io_where(io));
+    if (rc)
+        return rc;
+    if (n == 0)
+        return err_set(err, LARDER_ENOTFOUND, "no dataset here (no manifest): larder ingest makes one");
+    *generation = list[n - 1];
+    return LARDER_OK;
+}
+
 int generation_newest(struct store_io *io, uint64_t *generation, struct larder_error *err)
 {
     struct larder_error why;
-    uint64_t g = hint_read(io);
-    int rc = g ? exists(io, g, &why) : LARDER_ENOTFOUND;
-    if (rc == LARDER_ENOTFOUND) { /* no hint to go by: look */
-        AUTO_FREE uint64_t *list = NULL;
-        size_t n = 0;
-        if ((rc = generation_list(io, &list, &n, err)))
-            return rc;
-        if (n == 0)
-            return err_set(err, LARDER_ENOTFOUND, "no dataset here (no manifest): larder ingest makes one");
-        *generation = list[n - 1];
-        return LARDER_OK;
-    }
+    uint64_t g = 0;
+    int rc = hint_read(io, &g, &why);
+    if (!rc && g)
+        rc = exists(io, g, &why);
+    else if (!is_network(rc))
+        rc = LARDER_ENOTFOUND;
+    if (rc == LARDER_ENOTFOUND)
+        return newest_listed(io, generation, err);
     while (rc == LARDER_OK) {
         *generation = g;
         rc = exists(io, ++g, &why);
@@ -111,6 +144,8 @@ int generation_newest(struct store_io *io, uint64_t *generation, struct larder_e
     return rc;
 }
 
+/* ---- loading ---- */
+
 static int damaged(int rc, struct larder_error *err)
 {
     struct larder_error why = {.code = rc};
@@ -119,39 +154,153 @@ static int damaged(int rc, struct larder_error *err)
     return err_set(err, rc, "%s; larder repair rebuilds it", why.message);
 }
 
-int generation_load(struct store_io *io, uint64_t generation, struct manifest *m, struct larder_error *err)
+/* io_check_fn: decodes a manifest into m, which stays empty on failure. */
+struct taken { const struct buf *text; uint64_t generation; struct manifest *m; };
+
+static int manifest_check(void *user, size_t i, struct larder_error *err)
 {
-    AUTO_BUF struct buf text = BUF_INIT;
-    const char *root = io->ops->local_root(io);
+    struct taken *t = user;
+    char path[64];
+    (void)i;
+    manifest_path(t->generation, path);
+    int rc = manifest_decode(t->text->data, t->text->len, path, t->m, err);
+    if (rc || t->m->generation == t->generation)
+        return rc;
+    rc = err_set(err, LARDER_ECORRUPT, "%s: is the manifest of generation %llu", path, (unsigned long long)t->m->generation);
+    manifest_release(t->m);
+    return rc;
+}
+
+int generation_load_text(struct store_io *io, uint64_t generation, struct manifest *m, struct buf *text, struct larder_error *err)
+{
+    struct taken t = {text, generation, m};
     char path[64];
     *m = (struct manifest){.generation = 0};
     manifest_path(generation, path);
-    int rc = io_read_all(io, path, MANIFEST_MAX, &text, err);
+    int rc = io_read_all_checked(io, path, MANIFEST_MAX, text, manifest_check, &t, err);
     if (rc == LARDER_ENOTFOUND)
-        return err_set(err, rc, "%.150s%sno generation %llu here", root ? root : "", root ? ": " : "", (unsigned long long)generation);
-    if (rc || (rc = manifest_decode(text.data, text.len, path, m, err)))
-        return rc == LARDER_ECORRUPT ? damaged(rc, err) : rc;
-    if (m->generation == generation)
-        return LARDER_OK;
-    rc = err_set(err, LARDER_ECORRUPT, "%s: is the manifest of generation %llu", path, (unsigned long long)m->generation);
-    manifest_release(m);
+        return err_set(err, rc, "%.150s: no generation %llu here", io_where(io), (unsigned long long)generation);
+    return rc == LARDER_ECORRUPT ? damaged(rc, err) : rc;
+}
+
+int generation_load(struct store_io *io, uint64_t generation, struct manifest *m, struct larder_error *err)
+{
+    AUTO_BUF struct buf text = BUF_INIT;
+    return generation_load_text(io, generation, m, &text, err);
+}
+
+static void swap(struct buf *a, struct buf *b)
+{
+    struct buf t = *a;
+    *a = *b;
+    *b = t;
+}
+
+/* From generation *g upward: the text of the newest. ENOTFOUND: not even *g is there. */
+static int newest_from(struct store_io *io, uint64_t *g, struct buf *text, struct larder_error *err)
+{
+    AUTO_BUF struct buf next = BUF_INIT;
+    char paths[2][64];
+    struct store_whole w[2] = {{paths[0], MANIFEST_MAX, text, LARDER_OK}, {paths[1], MANIFEST_MAX, &next, LARDER_OK}};
+    manifest_path(*g, paths[0]);
+    manifest_path(*g + 1, paths[1]);
+    int rc = io_read_whole(io, w, 2, err);
+    if (!rc && w[0].rc)
+        return err_set(err, LARDER_ENOTFOUND, "%.150s: no generation %llu here", io_where(io), (unsigned long long)*g);
+    while (!rc && !w[1].rc) {
+        swap(text, &next);
+        next.len = 0;
+        manifest_path(++*g + 1, paths[1]);
+        rc = io_read_whole(io, &w[1], 1, err);
+    }
     return rc;
 }
+
+int generation_load_newest(struct store_io *io, struct manifest *m, struct larder_error *err)
+{
+    AUTO_BUF struct buf text = BUF_INIT;
+    uint64_t g = 0;
+    *m = (struct manifest){.generation = 0};
+    int rc = hint_read(io, &g, err);
+    if (is_network(rc))
+        return rc;
+    bool hinted = !rc && g > 0;
+    rc = hinted ? newest_from(io, &g, &text, err) : LARDER_ENOTFOUND;
+    if (rc == LARDER_ENOTFOUND) {
+        text.len = 0;
+        if (!(rc = newest_listed(io, &g, err)))
+            rc = newest_from(io, &g, &text, err);
+    }
+    if (rc)
+        return rc;
+    struct taken t = {&text, g, m};
+    rc = manifest_check(&t, 0, err);
+    if (rc == LARDER_ECORRUPT && io_again(io, 0))
+        return generation_load(io, g, m, err);
+    return rc == LARDER_ECORRUPT ? damaged(rc, err) : rc;
+}
+
+/* ---- committing ---- */
+
+/* Whose the manifest at path is. LARDER_OK: its bytes are text. EBUSY: another's. ENOTFOUND: nobody's. */
+static int whose(struct store_io *io, const char *path, const struct buf *text, struct larder_error *err)
+{
+    AUTO_BUF struct buf there = BUF_INIT;
+    struct sealed s = {&there, path, NULL};
+    int rc = io_read_all_checked(io, path, MANIFEST_MAX, &there, sealed_check, &s, err);
+    json_free(s.json);
+    if (!rc && (there.len != text->len || memcmp(there.data, text->data, text->len)))
+        rc = LARDER_EBUSY;
+    return rc;
+}
+
+/* After a creation that failed with rc: LARDER_OK, EEXIST (another's is there), ENOTFOUND (none is), or EREMOTE (who knows). */
+static int settle(struct store_io *io, const char *path, const struct buf *text, struct larder_error *err)
+{
+    int rc = whose(io, path, text, err);
+    return rc == LARDER_OK || rc == LARDER_ENOTFOUND ? rc : rc == LARDER_EBUSY ? LARDER_EEXIST : LARDER_EREMOTE;
+}
+
+static bool may_have_happened(int rc) { return rc == LARDER_EEXIST || rc == LARDER_EIO || is_network(rc); }
+
+int manifest_create(struct store_io *io, uint64_t generation, const struct buf *text, struct larder_error *err)
+{
+    struct larder_error why = {0};
+    char path[64];
+    manifest_path(generation, path);
+    int rc = LARDER_OK;
+    bool open = false;
+    for (int tries = 0; tries < CREATE_TRIES; tries++) {
+        rc = io->ops->create_exclusive(io, path, text->data, text->len, &why);
+        if (rc == LARDER_OK || io_is_local(io) || !may_have_happened(rc))
+            break;
+        int got = settle(io, path, text, &why);
+        open = got == LARDER_EREMOTE || (got == LARDER_ENOTFOUND && rc != LARDER_EEXIST);
+        if (got != LARDER_ENOTFOUND)
+            rc = got;
+        if (got != LARDER_ENOTFOUND || !open)
+            break;
+    }
+    if (rc == LARDER_EEXIST)
+        return err_set(err, LARDER_EBUSY, "another writer committed generation %llu first: nothing of yours is lost, run the same "
+                       "command again to go on top of it", (unsigned long long)generation);
+    if (open)
+        return err_set(err, LARDER_EREMOTE, "it is not known whether generation %llu was committed (%.110s): larder info tells; the same "
+                       "command run again goes on", (unsigned long long)generation, why.message);
+    if (rc && err)
+        *err = why;
+    return rc;
+}
+
+bool commit_is_open(struct store_io *io, int rc) { return !io_is_local(io) && rc == LARDER_EREMOTE; }
 
 int generation_commit(struct store_io *io, struct manifest *m, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
-    char path[64];
-    manifest_path(m->generation, path);
     m->created_s = now_wall_s();
     int rc = manifest_encode(m, &text, err);
-    if (rc || (rc = io->ops->sync(io, "shards", err)) || (rc = io->ops->sync(io, "index", err)))
-        return rc;
-    rc = io->ops->create_exclusive(io, path, text.data, text.len, err);
-    if (rc == LARDER_EEXIST)
-        return err_set(err, LARDER_EBUSY, "another writer committed generation %llu first: nothing of yours is lost, run the same "
-                       "command again to go on top of it", (unsigned long long)m->generation);
-    if (rc)
+    if (rc || (rc = io->ops->sync(io, "shards", err)) || (rc = io->ops->sync(io, "index", err)) ||
+        (rc = manifest_create(io, m->generation, &text, err)))
         return rc;
     hint_write(io, m->generation, NULL); /* only a hint: the generation is committed */
     return LARDER_OK;

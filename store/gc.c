@@ -185,7 +185,7 @@ int store_gc(struct store_io *io, const struct larder_gc_options *o, struct lard
     if (rc)
         return rc;
     if (!fresh)
-        rc = journal_text(io, &g.journal, &why);
+        rc = journal_text(&session, &g.journal, &why);
     if (!rc)
         rc = gc_locked(&g, &why);
     session_unlock(&session, fresh);

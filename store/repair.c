@@ -298,7 +298,7 @@ static int gather(struct repair *p, struct larder_error *err)
     if (!rc && p->n == 0)
         rc = n ? err_set(err, LARDER_ECORRUPT, "not one sample can be read: nothing to rebuild from")
                : err_set(err, LARDER_ENOTFOUND, "%.150s: no dataset here: neither a manifest nor a readable shard",
-                         p->io->ops->local_root(p->io));
+                         io_where(p->io));
     if (!rc && !p->base.generation)
         rc = err_set(err, LARDER_ECORRUPT, "no shard tells its schema: nothing to rebuild from");
     if (rc)
@@ -497,13 +497,9 @@ static int rebuild(struct repair *p, struct larder_error *err)
 /* The hint by itself is mended in place: it is no part of a generation. */
 static bool hint_bad(struct repair *p)
 {
-    AUTO_BUF struct buf text = BUF_INIT;
-    AUTO_JSON struct json *o = NULL;
     uint64_t g = 0;
     struct larder_error why;
-    int rc = io_read_all(p->io, "larder.json", 64 * KIB, &text, &why);
-    if (!rc && !(rc = sealed_json_parse(text.data, text.len, "larder.json", &o, &why)))
-        rc = json_get_u64(o, "generation", "larder.json", &g, &why);
+    int rc = hint_read(p->io, &g, &why);
     if (rc && !is_damage(rc)) /* readers do without it, and so does repair */
         return false;
     if (rc)
@@ -550,7 +546,7 @@ int store_repair(struct store_io *io, const struct larder_repair_options *o, str
     if (rc)
         return rc;
     if (!fresh)
-        rc = journal_text(io, &p.journal, err);
+        rc = journal_text(&session, &p.journal, err);
     if (!rc)
         rc = repair_locked(&p, err);
     session_unlock(&session, fresh);

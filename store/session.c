@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * session.c - one writer at a time on a dataset: an exclusive flock on ROOT/journal.
+ * session.c - one writer at a time on a dataset: an exclusive flock on ROOT/journal. Of a bucket, ROOT is the dataset's folder on this
+ * machine (io_work_root): writers of one machine keep out of each other's way here, those of two meet at the commit.
  *
  * The kernel drops the lock with its holder, however that ends, so nothing stale is ever left. The file's content is the
  * holder's; an empty one means that nothing is to be resumed. Whoever finishes removes the file while it holds the lock; who
@@ -12,6 +13,7 @@
  *
  * Any thread; a struct session belongs to one at a time. A forked child shares the lock until it closes or ends.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -21,6 +23,9 @@
 
 #include "store/store_int.h"
 
+#define JOURNAL_MAX GIB
+
+enum { PLACE_NAMES_MAX = 1000 }; /* of a bucket are looked at: a page of a listing */
 enum { TRIES_MAX = 1000 }; /* each lost try means that another writer came and went */
 
 /* The process that holds an flock on the file, from /proc/locks; 0: not to be found. Some file systems show another device there
@@ -49,13 +54,13 @@ static long holder_pid(int fd)
     return found;
 }
 
-static int busy(int fd, const char *root, struct larder_error *err)
+static int busy(int fd, const char *where, struct larder_error *err)
 {
     long pid = holder_pid(fd);
 
     if (pid > 0)
-        return err_set(err, LARDER_EBUSY, "%s: another writer is at work, process %ld; wait for it or stop it", root, pid);
-    return err_set(err, LARDER_EBUSY, "%s: another writer is at work; wait for it or stop it", root);
+        return err_set(err, LARDER_EBUSY, "%s: another writer is at work, process %ld; wait for it or stop it", where, pid);
+    return err_set(err, LARDER_EBUSY, "%s: another writer is at work; wait for it or stop it", where);
 }
 
 /* Whether fd is the file that root/journal names. */
@@ -67,8 +72,8 @@ static bool is_named(int root, int fd)
            mine.st_ino == there.st_ino && mine.st_dev == there.st_dev;
 }
 
-/* Opens and locks root/journal into *out. */
-static int lock_journal(int root, const char *path, int *out, struct larder_error *err)
+/* Opens and locks root/journal into *out. where: the dataset. */
+static int lock_journal(int root, const char *path, const char *where, int *out, struct larder_error *err)
 {
     for (int tries = 0; tries < TRIES_MAX; tries++) {
         AUTO_FD int fd = openat(root, "journal", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
@@ -81,7 +86,7 @@ static int lock_journal(int root, const char *path, int *out, struct larder_erro
         if (rc != 0 && errno == EWOULDBLOCK) {
             if (!is_named(root, fd))
                 continue; /* its holder is just finishing */
-            return busy(fd, path, err);
+            return busy(fd, where, err);
         }
         if (rc != 0 && errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS)
             return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot lock it", path);
@@ -91,16 +96,29 @@ static int lock_journal(int root, const char *path, int *out, struct larder_erro
             return LARDER_OK;
         }
     }
-    return err_set(err, LARDER_EBUSY, "%s: other writers come and go too quickly; try again", path);
+    return err_set(err, LARDER_EBUSY, "%s: other writers come and go too quickly; try again", where);
+}
+
+static int sync_folder(int fd, const char *path, struct larder_error *err)
+{
+    while (fsync(fd) != 0)
+        if (errno != EINTR)
+            return errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP
+                       ? LARDER_OK : err_sys(err, LARDER_EIO, errno, "%s: cannot sync the folder", path);
+    return LARDER_OK;
 }
 
 int session_lock(struct store_io *io, struct session *s, bool *fresh, struct larder_error *err)
 {
-    const char *path = io->ops->local_root(io);
+    struct larder_error why = {.code = LARDER_EIO};
+    const char *path = io_work_root(io, &why);
 
     *s = (struct session){-1, NULL};
-    if (!path)
-        return err_set(err, LARDER_EINVAL, "writing needs a dataset in a local folder");
+    if (!path) {
+        if (err)
+            *err = why;
+        return why.code;
+    }
     AUTO_FREE char *root_path = strdup(path);
     if (!root_path)
         return err_nomem(err, strlen(path) + 1, "path");
@@ -109,7 +127,7 @@ int session_lock(struct store_io *io, struct session *s, bool *fresh, struct lar
         return err_sys(err, err_code_of(errno), errno, "%s: cannot open the folder", path);
 
     AUTO_FD int fd = -1;
-    int rc = lock_journal(root, path, &fd, err);
+    int rc = lock_journal(root, path, io_where(io), &fd, err);
     if (rc)
         return rc;
     struct stat st;
@@ -118,7 +136,7 @@ int session_lock(struct store_io *io, struct session *s, bool *fresh, struct lar
     if (!S_ISREG(st.st_mode))
         return err_set(err, LARDER_ECORRUPT, "%s/journal: not a regular file, remove it", path);
     if (st.st_size == 0) { /* what the holder writes and syncs is to be found again */
-        rc = io->ops->sync(io, "", err);
+        rc = io_is_local(io) ? io->ops->sync(io, "", err) : sync_folder(root, path, err);
         if (rc)
             return rc;
     }
@@ -130,9 +148,21 @@ int session_lock(struct store_io *io, struct session *s, bool *fresh, struct lar
     return LARDER_OK;
 }
 
-int journal_text(struct store_io *io, struct buf *text, struct larder_error *err)
+int journal_text(const struct session *s, struct buf *text, struct larder_error *err)
 {
-    return io_read_all(io, "journal", GIB, text, err);
+    struct stat st;
+    if (fstat(s->fd, &st))
+        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", s->root);
+    if ((uint64_t)st.st_size > JOURNAL_MAX)
+        return err_set(err, LARDER_ECORRUPT, "%s/journal: larger than 1 GiB: no journal; remove it", s->root);
+    int rc = buf_reserve(text, (size_t)st.st_size, err);
+    if (rc)
+        return rc;
+    ssize_t n = read_fully(s->fd, text->data + text->len, (size_t)st.st_size, 0);
+    if (n < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s/journal: cannot be read", s->root);
+    text->len += (size_t)n;
+    return LARDER_OK;
 }
 
 bool journal_claims(const struct buf *text, const char *name)
@@ -152,4 +182,60 @@ void session_unlock(struct session *s, bool remove_journal)
     close(s->fd);
     free(s->root);
     *s = (struct session){-1, NULL};
+}
+
+/* ---- the place ---- */
+
+/* What a dataset's folder may hold. */
+static bool known_name(const char *name, size_t len)
+{
+    static const char *const known[] = {"", ".", "..", "journal", "larder.json", "manifests", "shards", "index", "lost+found"};
+    for (size_t i = 0; i < ARRAY_LEN(known); i++)
+        if (strlen(known[i]) == len && !memcmp(known[i], name, len))
+            return true;
+    return !strncmp(name, ".tmp-", 5) || !strncmp(name, ".nfs", 4);
+}
+
+static int foreign(const char *where, const char *name, struct larder_error *err)
+{
+    return err_set(err, LARDER_EEXIST, "%.150s: holds '%.40s', so it is no dataset: give a new or empty folder", where, name);
+}
+
+struct looked { const char *where; unsigned names; struct larder_error *err; };
+
+static int look(void *user, const char *name, uint64_t size, uint64_t mtime_s)
+{
+    struct looked *l = user;
+    (void)size;
+    (void)mtime_s;
+    if (!known_name(name, strcspn(name, "/")))
+        return foreign(l->where, name, l->err);
+    return ++l->names < PLACE_NAMES_MAX ? LARDER_OK : LARDER_END;
+}
+
+/* Of a folder only what lies in it is looked at. */
+static int place_check_folder(const char *root, struct larder_error *err)
+{
+    DIR *d = opendir(root);
+    int rc = LARDER_OK;
+    if (!d)
+        return err_sys(err, err_code_of(errno), errno, "%s: cannot be opened", root);
+    for (struct dirent *e; !rc && (e = readdir(d));)
+        if (!known_name(e->d_name, strlen(e->d_name)))
+            rc = foreign(root, e->d_name, err);
+    closedir(d);
+    return rc;
+}
+
+int place_check(struct store_io *io, struct larder_error *err)
+{
+    uint64_t generation;
+    int got = generation_newest(io, &generation, err);
+    if (got != LARDER_ENOTFOUND)
+        return got;
+    if (io_is_local(io))
+        return place_check_folder(io->ops->local_root(io), err);
+    struct looked l = {.where = io_where(io), .err = err};
+    got = io->ops->list(io, "", look, &l, err);
+    return got == LARDER_END ? LARDER_OK : got;
 }

@@ -3,22 +3,35 @@
  * shard_read.c - reads the footer of one shard, inspects a shard without a manifest, and streams a shard in slot order.
  *
  * A footer is read page by page, each page checked by its CRC, tag and number before it is believed; pages go through the
- * store's cache when there is one. Where only the trailer is damaged the pages themselves tell what it said. The trailer is cached as page TRAILER_PAGE. A scan holds one window of records
- * (SCAN_WINDOW, or one record if that is larger) and a few footer pages: memory does not grow with the shard.
+ * store's cache when there is one. Where only the trailer is damaged the pages themselves tell what it said. The trailer is cached
+ * as page TRAILER_PAGE. A scan holds one window of records (SCAN_WINDOW, or one record if that is larger) and a few footer pages:
+ * memory does not grow with the shard. Whatever fails its check is read again as often as the io has it (io_read_checked).
  */
 #include "store/store_int.h"
 
 #define SCAN_WINDOW (4 * MIB)
-#define READ_AHEAD_PAGES 16u /* footer pages fetched together on a miss of a section read */
+#define READ_AHEAD_PAGES 16u /* footer pages fetched together on a miss of a section read, when fewer are wanted */
+#define FETCH_PAGES 256u     /* at most */
 
 /* ---- footer ---- */
 
-static int page_load(const struct footer *f, uint32_t page, uint8_t *data, struct larder_error *err)
+/* io_check_fn of trailers: trailer i into t[i]. */
+struct trailer_read { const struct footer *f; const struct store_range *ranges; struct trailer *t; };
+
+static int trailer_matches(const struct footer *f, const uint8_t *page, const struct trailer *t, const char *path, struct larder_error *err)
 {
-    char path[320];
-    shard_path(f->name, path);
-    uint64_t off = page == TRAILER_PAGE ? f->ref->size - STORE_PAGE : f->ref->footer_off + (uint64_t)page * STORE_PAGE;
-    return io_read(f->io, path, off, data, STORE_PAGE, err);
+    const struct shard_ref *r = f->ref;
+    if (trailer_crc_of(page) != r->trailer_crc || t->tag != r->tag || t->samples != r->samples ||
+        t->footer_off != r->footer_off || t->file_size != r->size)
+        return err_set(err, LARDER_ECORRUPT, "%s: trailer is not the one the manifest names", path);
+    return LARDER_OK;
+}
+
+static int trailer_check(void *user, size_t i, struct larder_error *err)
+{
+    struct trailer_read *r = user;
+    int rc = trailer_decode(r->ranges[i].buf, r->ranges[i].name, r->t, err);
+    return rc ? rc : trailer_matches(&r->f[i], r->ranges[i].buf, r->t, r->ranges[i].name, err);
 }
 
 int footer_trailer(const struct footer *f, struct trailer *t, struct larder_error *err)
@@ -26,54 +39,123 @@ int footer_trailer(const struct footer *f, struct trailer *t, struct larder_erro
     uint8_t page[STORE_PAGE];
     char path[320];
     shard_path(f->name, path);
-    bool cached = f->cache && pages_get(f->cache, f->shard_no, TRAILER_PAGE, 0, page, STORE_PAGE);
-    int rc = cached ? LARDER_OK : page_load(f, TRAILER_PAGE, page, err);
-    if (rc || (rc = trailer_decode(page, path, t, err)))
-        return rc;
-    const struct shard_ref *r = f->ref;
-    if (trailer_crc_of(page) != r->trailer_crc || t->tag != r->tag || t->samples != r->samples ||
-        t->footer_off != r->footer_off || t->file_size != r->size)
-        return err_set(err, LARDER_ECORRUPT, "%s: trailer is not the one the manifest names", path);
-    if (f->cache && !cached)
+    struct store_range range = {path, f->ref->size - STORE_PAGE, page, STORE_PAGE};
+    struct trailer_read r = {f, &range, t};
+    if (f->cache && pages_get(f->cache, f->shard_no, TRAILER_PAGE, 0, page, STORE_PAGE))
+        return trailer_check(&r, 0, err);
+    int rc = io_read_checked(f->io, &range, 1, trailer_check, &r, err);
+    if (!rc && f->cache)
         pages_put(f->cache, f->shard_no, TRAILER_PAGE, page);
-    return LARDER_OK;
+    return rc;
 }
 
-/* Fetches page and a few of its section's followers in one read; checks and caches them. */
-static int pages_fetch(const struct footer *f, uint32_t page, uint32_t limit, uint8_t *out, struct larder_error *err)
+int footer_trailers(const struct footer *f, size_t n, struct larder_error *err)
 {
-    char path[320];
-    shard_path(f->name, path);
-    uint32_t n = f->cache ? MIN(limit - page, READ_AHEAD_PAGES) : 1;
+    struct footer need[FOOTERS_MAX];
+    struct store_range ranges[FOOTERS_MAX];
+    size_t n_need = 0;
+    uint8_t byte;
+    if (n > FOOTERS_MAX)
+        return err_set(err, LARDER_EINVAL, "%zu footers in one call", n);
+    for (size_t i = 0; i < n; i++)
+        if (!pages_get(f[i].cache, f[i].shard_no, TRAILER_PAGE, 0, &byte, 1))
+            need[n_need++] = f[i];
+    AUTO_FREE uint8_t *data = malloc(n_need * (STORE_PAGE + 320) + 1);
+    AUTO_FREE struct trailer *t = malloc(sizeof(*t));
+    if (!data || !t)
+        return err_nomem(err, n_need * STORE_PAGE, "trailers");
+    for (size_t i = 0; i < n_need; i++) {
+        char *path = (char *)data + n_need * STORE_PAGE + i * 320;
+        shard_path(need[i].name, path);
+        ranges[i] = (struct store_range){path, need[i].ref->size - STORE_PAGE, data + i * STORE_PAGE, STORE_PAGE};
+    }
+    struct trailer_read r = {need, ranges, t};
+    int rc = n_need ? io_read_checked(f->io, ranges, n_need, trailer_check, &r, err) : LARDER_OK;
+    for (size_t i = 0; !rc && i < n_need; i++)
+        pages_put(need[i].cache, need[i].shard_no, TRAILER_PAGE, ranges[i].buf);
+    return rc;
+}
+
+/* io_check_fn of runs of pages, of which the first `need` have to be whole: what was read ahead is checked when it is wanted. */
+struct pages_read { const struct footer_pages *p; const struct store_range *ranges; };
+
+static int pages_check(void *user, size_t i, struct larder_error *err)
+{
+    const struct pages_read *r = user;
+    const struct footer_pages *p = &r->p[i];
+    int rc = LARDER_OK;
+    for (uint32_t k = 0; !rc && k < p->need; k++)
+        rc = page_check((const uint8_t *)r->ranges[i].buf + (size_t)k * STORE_PAGE, p->f->ref->tag, p->first + k, r->ranges[i].name, err);
+    return rc;
+}
+
+int footer_fetch(const struct footer_pages *p, size_t n, uint8_t *data, struct larder_error *err)
+{
+    struct store_range ranges[FOOTERS_MAX];
+    AUTO_FREE char *paths = malloc(n * 320 + 1);
+    if (n > FOOTERS_MAX || !paths)
+        return n > FOOTERS_MAX ? err_set(err, LARDER_EINVAL, "%zu footers in one call", n) : err_nomem(err, n * 320, "paths");
+    for (size_t i = 0; i < n; i++) {
+        shard_path(p[i].f->name, paths + i * 320);
+        ranges[i] = (struct store_range){paths + i * 320, p[i].f->ref->footer_off + (uint64_t)p[i].first * STORE_PAGE, data,
+                                         (size_t)p[i].n * STORE_PAGE};
+        data += ranges[i].len;
+    }
+    struct pages_read r = {p, ranges};
+    int rc = n ? io_read_checked(p->f->io, ranges, n, pages_check, &r, err) : LARDER_OK;
+    for (size_t i = 0; !rc && i < n; i++) {
+        const struct footer *f = p[i].f;
+        const uint8_t *page = ranges[i].buf;
+        for (uint32_t k = 0; f->cache && k < p[i].n; k++, page += STORE_PAGE)
+            if (k < p[i].need || !page_check(page, f->ref->tag, p[i].first + k, ranges[i].name, NULL))
+                pages_put(f->cache, f->shard_no, p[i].first + k, page);
+    }
+    return rc;
+}
+
+uint32_t section_pages(const struct section *s) { return (uint32_t)((s->len + STORE_PAGE_DATA - 1) / STORE_PAGE_DATA); }
+
+/* Copies what is wanted from off on out of pages that begin with the one that off lies in; how much. */
+static size_t copy_out(const uint8_t *pages, uint32_t n, uint64_t off, uint8_t *dst, size_t len)
+{
+    size_t done = 0;
+    for (uint32_t i = 0; i < n && done < len; i++) {
+        size_t at = (size_t)((off + done) % STORE_PAGE_DATA), k = MIN(len - done, STORE_PAGE_DATA - at);
+        memcpy(dst + done, pages + (size_t)i * STORE_PAGE + PAGE_HEAD + at, k);
+        done += k;
+    }
+    return done;
+}
+
+/* A miss: fetches in one read what is wanted, up to FETCH_PAGES, and a few pages more for the cache. *done: bytes copied. */
+static int read_missing(const struct footer *f, const struct section *s, uint64_t off, uint8_t *dst, size_t len, size_t *done,
+                        struct larder_error *err)
+{
+    uint32_t first = (uint32_t)(off / STORE_PAGE_DATA), last = (uint32_t)((off + len - 1) / STORE_PAGE_DATA);
+    uint32_t need = MIN(last - first + 1, FETCH_PAGES);
+    uint32_t n = f->cache ? MIN(MAX(need, READ_AHEAD_PAGES), section_pages(s) - first) : need;
     AUTO_FREE uint8_t *data = malloc((size_t)n * STORE_PAGE);
     if (!data)
         return err_nomem(err, (size_t)n * STORE_PAGE, "footer pages");
-    int rc = io_read(f->io, path, f->ref->footer_off + (uint64_t)page * STORE_PAGE, data, (size_t)n * STORE_PAGE, err);
+    struct footer_pages p = {f, s->first_page + first, need, n};
+    int rc = footer_fetch(&p, 1, data, err);
     if (!rc)
-        rc = page_check(data, f->ref->tag, page, path, err);
-    if (rc)
-        return rc;
-    memcpy(out, data, STORE_PAGE);
-    for (uint32_t i = 0; f->cache && i < n; i++) /* a bad follower is reported when it is wanted */
-        if (!page_check(data + (size_t)i * STORE_PAGE, f->ref->tag, page + i, path, NULL))
-            pages_put(f->cache, f->shard_no, page + i, data + (size_t)i * STORE_PAGE);
-    return LARDER_OK;
+        *done = copy_out(data, need, off, dst, len);
+    return rc;
 }
 
 int footer_read(const struct footer *f, const struct section *s, uint64_t off, void *out, size_t len, struct larder_error *err)
 {
-    uint8_t page[STORE_PAGE], *dst = out;
+    uint8_t *dst = out;
     if (off > s->len || len > s->len - off)
         return err_set(err, LARDER_ECORRUPT, "shards/%s: footer section %u is shorter than its use", f->name, s->kind);
-    uint32_t limit = s->first_page + (uint32_t)((s->len + STORE_PAGE_DATA - 1) / STORE_PAGE_DATA);
     while (len) {
         uint32_t number = s->first_page + (uint32_t)(off / STORE_PAGE_DATA);
         size_t at = off % STORE_PAGE_DATA, n = MIN(len, STORE_PAGE_DATA - at);
         if (!f->cache || !pages_get(f->cache, f->shard_no, number, PAGE_HEAD + at, dst, n)) {
-            int rc = pages_fetch(f, number, limit, page, err);
+            int rc = read_missing(f, s, off, dst, len, &n, err);
             if (rc)
                 return rc;
-            memcpy(dst, page + PAGE_HEAD + at, n);
         }
         dst += n;
         off += n;
@@ -90,15 +172,28 @@ static bool page_whole(const uint8_t *page)
     return page_crc_of(page) == crc32c(0, page + 4, STORE_PAGE - 4) && get_u16(page + 12) <= STORE_PAGE_DATA;
 }
 
+/* One page that should be whole; ECORRUPT: it is not. */
+static int whole_check(void *user, size_t i, struct larder_error *err)
+{
+    (void)i;
+    return page_whole(user) ? LARDER_OK : err_set(err, LARDER_ECORRUPT, "a footer page is damaged");
+}
+
+static int read_page(struct store_io *io, const char *path, uint64_t off, uint8_t page[STORE_PAGE], struct larder_error *err)
+{
+    struct store_range r = {path, off, page, STORE_PAGE};
+    return io_read_checked(io, &r, 1, whole_check, page, err);
+}
+
 static int first_page(struct store_io *io, const char *path, uint64_t size, uint64_t *footer_off, struct larder_error *err)
 {
     uint8_t page[STORE_PAGE];
     for (uint64_t off = size - 2 * STORE_PAGE; off >= STORE_PAGE; off -= STORE_PAGE) {
-        int rc = io_read(io, path, off, page, STORE_PAGE, err);
+        int rc = read_page(io, path, off, page, err);
+        if (rc == LARDER_ECORRUPT)
+            break;
         if (rc)
             return rc;
-        if (!page_whole(page))
-            break;
         *footer_off = off;
         if (get_u32(page + 8) == 0)
             return LARDER_OK;
@@ -120,12 +215,14 @@ int trailer_rebuild(struct store_io *io, const char *path, uint64_t size, uint64
     t->footer_off = footer_off;
     t->file_size = size;
     for (uint64_t off = footer_off; off < size - STORE_PAGE; off += STORE_PAGE, t->pages++) {
-        if ((rc = io_read(io, path, off, page, STORE_PAGE, err)))
+        bool whole = !(rc = read_page(io, path, off, page, err));
+        if (rc && rc != LARDER_ECORRUPT)
             return rc;
+        rc = LARDER_OK;
         uint32_t kind = get_u16(page + 14), used = get_u16(page + 12);
         if (t->pages == 0)
             t->tag = get_u32(page + 4);
-        if (!page_whole(page) || get_u32(page + 4) != t->tag || get_u32(page + 8) != t->pages)
+        if (!whole || get_u32(page + 4) != t->tag || get_u32(page + 8) != t->pages)
             return err_set(err, LARDER_ECORRUPT, "%s: trailer and footer page %u are damaged: its records cannot be found", path, t->pages);
         if (t->n_sections == 0 || kind != last) {
             if (t->n_sections == SECTIONS_MAX)
@@ -172,60 +269,66 @@ int footer_section(const struct footer *f, int kind, struct buf *out, struct lar
     return s ? section_read_all(f, s, out, err) : err_set(err, LARDER_ECORRUPT, "shards/%s: no footer section %d", f->name, kind);
 }
 
-static int inspect_header(struct store_io *io, const char *path, struct shard_info *info, uint32_t *crc, struct larder_error *err)
+/* io_check_fn of a shard's ends: range 0 is the header page, 1 the trailer. */
+struct ends_read { const char *path; uint8_t *pages; struct shard_header h; struct trailer t; };
+
+static int ends_check(void *user, size_t i, struct larder_error *err)
 {
-    uint8_t page[STORE_PAGE];
-    struct shard_header h;
-    int rc = io_read(io, path, 0, page, STORE_PAGE, err);
-    if (rc || (rc = header_decode(page, path, &h, err)))
+    struct ends_read *r = user;
+    return i == 0 ? header_decode(r->pages, r->path, &r->h, err) : trailer_decode(r->pages + STORE_PAGE, r->path, &r->t, err);
+}
+
+static int inspect_ends(struct store_io *io, const char *path, uint64_t size, struct ends_read *r, struct larder_error *err)
+{
+    const struct store_range ranges[2] = {{path, 0, r->pages, STORE_PAGE}, {path, size - STORE_PAGE, r->pages + STORE_PAGE, STORE_PAGE}};
+    int rc = io_read_checked(io, ranges, 2, ends_check, r, err);
+    if (rc)
         return rc;
-    *crc = trailer_crc_of(page);
-    memcpy(info->uuid, h.uuid, 16);
-    memcpy(info->family, h.family, 16);
-    memcpy(info->session, h.session, 8);
-    info->generation = h.generation;
-    info->created_s = h.created_s;
-    info->revision = h.revision;
-    info->ref.unit = h.unit;
-    info->ref.sub = h.sub;
-    info->ref.tag = h.tag;
+    if (r->t.file_size != size || r->t.tag != r->h.tag || r->t.header_crc != trailer_crc_of(r->pages))
+        return err_set(err, LARDER_ECORRUPT, "%s: header and trailer are of different shards, or the file is cut short", path);
     return LARDER_OK;
+}
+
+static void info_from(struct shard_info *info, const struct ends_read *r)
+{
+    const struct shard_header *h = &r->h;
+    const struct trailer *t = &r->t;
+    memcpy(info->uuid, h->uuid, 16);
+    memcpy(info->family, h->family, 16);
+    memcpy(info->session, h->session, 8);
+    info->generation = h->generation;
+    info->created_s = h->created_s;
+    info->revision = h->revision;
+    info->ref = (struct shard_ref){.unit = h->unit, .sub = h->sub, .tag = h->tag, .size = t->file_size, .footer_off = t->footer_off,
+                                   .stored_bytes = t->stored_bytes, .raw_bytes = t->raw_bytes, .samples = t->samples,
+                                   .trailer_crc = trailer_crc_of(r->pages + STORE_PAGE), .dict_id = t->dict_id};
 }
 
 static int inspect(struct store_io *io, const char *name, struct shard_info *info, struct manifest *meta, struct larder_error *err)
 {
     char path[320];
-    uint8_t page[STORE_PAGE];
     uint64_t size, mtime;
-    uint32_t header_crc;
     shard_path(name, path);
     int rc = io->ops->stat(io, path, &size, &mtime, err);
     if (rc)
         return rc;
     if (size < 3 * STORE_PAGE || size % STORE_PAGE)
         return err_set(err, LARDER_ECORRUPT, "%s: %llu bytes are no shard: cut short", path, (unsigned long long)size);
-    AUTO_FREE struct trailer *t = malloc(sizeof(*t));
-    if (!t)
-        return err_nomem(err, sizeof(*t), "a trailer");
-    if ((rc = inspect_header(io, path, info, &header_crc, err)) || (rc = io_read(io, path, size - STORE_PAGE, page, STORE_PAGE, err)) ||
-        (rc = trailer_decode(page, path, t, err)))
-        return rc; /* LARDER_ECORRUPT from here on leaves *info's header part filled: repair may still find the records */
-    if (t->file_size != size || t->tag != info->ref.tag || t->header_crc != header_crc)
-        return err_set(err, LARDER_ECORRUPT, "%s: header and trailer are of different shards, or the file is cut short", path);
-    struct shard_ref *r = &info->ref;
-    r->size = size;
-    r->footer_off = t->footer_off;
-    r->stored_bytes = t->stored_bytes;
-    r->raw_bytes = t->raw_bytes;
-    r->samples = t->samples;
-    r->trailer_crc = trailer_crc_of(page);
-    r->dict_id = t->dict_id;
-    if (!(r->name = strdup(name)))
+    AUTO_FREE struct ends_read *r = malloc(sizeof(*r));
+    AUTO_FREE uint8_t *pages = malloc(2 * STORE_PAGE);
+    if (!r || !pages)
+        return err_nomem(err, sizeof(*r), "a trailer");
+    r->path = path;
+    r->pages = pages;
+    if ((rc = inspect_ends(io, path, size, r, err)))
+        return rc;
+    info_from(info, r);
+    if (!(info->ref.name = strdup(name)))
         return err_nomem(err, strlen(name), "a shard's name");
     if (!meta)
         return LARDER_OK;
     AUTO_BUF struct buf text = BUF_INIT;
-    struct footer f = {io, name, r, NULL, 0};
+    struct footer f = {io, name, &info->ref, NULL, 0};
     if ((rc = footer_section(&f, SECTION_META, &text, err)))
         return rc;
     return meta_decode(text.data, text.len, path, meta, err);
@@ -325,18 +428,21 @@ static int section_window(struct shard_scan *s, struct window *w, const struct s
     w->len = 0;
     w->buf.len = 0;
     int rc = buf_reserve(&w->buf, n * STORE_PAGE, err);
-    if (rc || (rc = io_read(s->io, s->path, s->t.footer_off + (sec->first_page + first) * STORE_PAGE, w->buf.data, n * STORE_PAGE, err)))
+    if (rc)
+        return rc;
+    struct store_range range = {s->path, s->t.footer_off + (sec->first_page + first) * STORE_PAGE, w->buf.data, n * STORE_PAGE};
+    struct footer f = {.ref = &s->ref};
+    struct footer_pages p = {&f, sec->first_page + (uint32_t)first, (uint32_t)want, (uint32_t)n};
+    struct pages_read r = {&p, &range};
+    if ((rc = io_read_checked(s->io, &range, 1, pages_check, &r, err)))
         return rc;
     size_t good = 0;
     for (; good < n; good++) {
         const uint8_t *page = w->buf.data + good * STORE_PAGE;
-        rc = page_check(page, s->ref.tag, sec->first_page + (uint32_t)(first + good), s->path, good < want ? err : NULL);
-        if (rc)
+        if (good >= want && page_check(page, s->ref.tag, sec->first_page + (uint32_t)(first + good), s->path, NULL))
             break;
         memmove(w->buf.data + good * STORE_PAGE_DATA, page + PAGE_HEAD, STORE_PAGE_DATA);
     }
-    if (good < want)
-        return rc;
     w->off = first * STORE_PAGE_DATA;
     w->len = MIN(good * STORE_PAGE_DATA, (size_t)(sec->len - w->off));
     *out = w->buf.data + (off - w->off);
@@ -373,7 +479,25 @@ static int scan_key(struct shard_scan *s, struct scan_item *item, struct larder_
     return LARDER_OK;
 }
 
-/* The record's bytes through the window, checked. */
+/* io_check_fn of one record. */
+static int record_check(void *user, size_t i, struct larder_error *err)
+{
+    const struct scan_item *item = user;
+    const struct extent *e = &item->extent;
+    (void)i;
+    if (crc32c(0, item->stored, e->stored_len) == e->crc)
+        return LARDER_OK;
+    return err_set(err, LARDER_ECORRUPT, "record of slot %u (%u bytes at offset %llu) fails its CRC32C", e->slot, e->stored_len,
+                   (unsigned long long)e->offset);
+}
+
+static int unchecked(void *user, size_t i, struct larder_error *err)
+{
+    (void)user, (void)i, (void)err;
+    return LARDER_OK;
+}
+
+/* The record's bytes through the window, checked; by itself once more where the window may have been damaged on its way. */
 static int scan_record(struct shard_scan *s, struct scan_item *item, struct larder_error *err)
 {
     const struct extent *e = &item->extent;
@@ -383,17 +507,18 @@ static int scan_record(struct shard_scan *s, struct scan_item *item, struct lard
         w->len = 0;
         w->buf.len = 0;
         int rc = buf_reserve(&w->buf, n, err);
-        if (rc || (rc = io_read(s->io, s->path, e->offset, w->buf.data, n, err)))
+        struct store_range window = {s->path, e->offset, w->buf.data, n};
+        if (rc || (rc = io_read_checked(s->io, &window, 1, unchecked, NULL, err)))
             return rc;
         w->off = e->offset;
         w->len = n;
     }
-    item->stored = w->buf.data + (e->offset - w->off);
-    uint32_t crc = crc32c(0, item->stored, e->stored_len);
-    if (crc != e->crc)
-        return err_set(err, LARDER_ECORRUPT, "%s: record of slot %u (%u bytes at offset %llu) fails its CRC32C", s->path, s->slot,
-                       e->stored_len, (unsigned long long)e->offset);
-    return LARDER_OK;
+    struct store_range record = {s->path, e->offset, w->buf.data + (e->offset - w->off), e->stored_len};
+    item->stored = record.buf;
+    int rc = record_check(item, 0, err);
+    if (rc == LARDER_ECORRUPT && io_again(s->io, 0))
+        rc = io_read_checked(s->io, &record, 1, record_check, item, err);
+    return rc == LARDER_ECORRUPT ? err_prefix(err, rc, "%s", s->path) : rc;
 }
 
 int shard_scan_next(struct shard_scan *s, struct scan_item *item, struct larder_error *err)

@@ -13,15 +13,12 @@
 #define INDEX_BYTES_DEFAULT (64 * MIB)
 #define LOCATE_BATCH 256u /* ordinals looked up, and pages missing, at once */
 #define DICT_MAX (16 * MIB)
+#define COLUMN_AHEAD (8 * MIB) /* of column pages fetched together */
 #define LOOKUP_BATCH 256u /* keys asked of the index at once */
 
 int store_open(struct store_io *io, const struct store_options *o, struct store **out, struct larder_error *err)
 {
     *out = NULL;
-    uint64_t generation = o->generation;
-    int rc = generation ? LARDER_OK : generation_newest(io, &generation, err);
-    if (rc)
-        return rc;
     struct store *s = calloc(1, sizeof(*s));
     if (!s)
         return err_nomem(err, sizeof(*s), "a dataset");
@@ -29,7 +26,7 @@ int store_open(struct store_io *io, const struct store_options *o, struct store 
     s->io = io;
     size_t index_bytes = o->index_bytes ? o->index_bytes : INDEX_BYTES_DEFAULT;
     s->index_bytes = index_bytes / 2; /* the other half remembers single keys: 16 bytes a key, RocksDB needs its length and more */
-    rc = generation_load(io, generation, &s->m, err);
+    int rc = o->generation ? generation_load(io, o->generation, &s->m, err) : generation_load_newest(io, &s->m, err);
     if (!rc)
         rc = pages_new(o->table_bytes ? o->table_bytes : TABLE_BYTES_DEFAULT, &s->pages, err);
     if (!rc)
@@ -104,12 +101,22 @@ static int by_page(const void *a, const void *b)
     return x->page < y->page ? -1 : x->page > y->page;
 }
 
+/* io_check_fn of record-table pages. */
+struct table_read { const struct store *s; const struct place *of[LOCATE_BATCH]; const struct store_range *ranges; };
+
+static int table_check(void *user, size_t i, struct larder_error *err)
+{
+    const struct table_read *t = user;
+    return page_check(t->ranges[i].buf, t->s->m.shards[t->of[i]->shard].tag, t->of[i]->page, t->ranges[i].name, err);
+}
+
 /* Reads the pages of n missing entries (sorted by page) in one batch and finishes their extents. */
 static int fetch_entries(struct store *s, const struct missing *miss, size_t n, struct extent *out, struct larder_error *err)
 {
     AUTO_FREE struct store_range *ranges = calloc(n, sizeof(*ranges));
     AUTO_FREE uint8_t *data = malloc(n * STORE_PAGE);
     AUTO_FREE char *paths = malloc(n * 320);
+    struct table_read t = {.s = s, .ranges = ranges};
     if (!ranges || !data || !paths)
         return err_nomem(err, n * STORE_PAGE, "record table pages");
     size_t pages = 0;
@@ -120,16 +127,14 @@ static int fetch_entries(struct store *s, const struct missing *miss, size_t n, 
         shard_path(r->name, paths + pages * 320);
         ranges[pages] = (struct store_range){paths + pages * 320, r->footer_off + (uint64_t)miss[i].place.page * STORE_PAGE,
                                              data + pages * STORE_PAGE, STORE_PAGE};
-        pages++;
+        t.of[pages++] = &miss[i].place;
     }
-    int rc = s->io->ops->read_ranges(s->io, ranges, pages, err);
+    int rc = io_read_checked(s->io, ranges, pages, table_check, &t, err);
     for (size_t i = 0, at = 0; !rc && i < n; i++) {
         const struct place *p = &miss[i].place;
         bool first = i == 0 || by_page(&miss[i - 1], &miss[i]) != 0;
         at += first && i;
         const uint8_t *page = data + at * STORE_PAGE;
-        if (first && (rc = page_check(page, s->m.shards[p->shard].tag, p->page, ranges[at].name, err)))
-            return rc;
         if (first)
             pages_put(s->pages, p->shard, p->page, page);
         rc = extent_from(s, p, page + p->at, &out[miss[i].i], err);
@@ -418,6 +423,52 @@ int store_key(struct store *s, uint64_t ordinal, void *key, size_t cap, size_t *
     return rc;
 }
 
+/* The pages of a column that samples [first, first + count) of shard f need, where they are not cached. False: none, or nothing to be
+ * sure of: whoever reads them is told. */
+static bool column_pages(const struct footer *f, uint32_t field, unsigned width, uint64_t first, uint64_t count, struct trailer *t,
+                         struct footer_pages *p)
+{
+    const struct section *c = footer_trailer(f, t, NULL) ? NULL : trailer_find(t, SECTION_COLUMN, field);
+    uint8_t byte;
+    if (!c || (first + count) * width > c->len)
+        return false;
+    uint32_t lo = (uint32_t)(first * width / STORE_PAGE_DATA), hi = (uint32_t)(((first + count) * width - 1) / STORE_PAGE_DATA);
+    *p = (struct footer_pages){f, c->first_page + lo, hi - lo + 1, hi - lo + 1};
+    return !pages_get(f->cache, f->shard_no, p->first, 0, &byte, 1);
+}
+
+/* Brings what a column needs of the next shards, at most FOOTERS_MAX, into the cache in two reads: their trailers, then their pages.
+ * Returns the first ordinal behind them. */
+static int column_ahead(struct store *s, uint32_t field, unsigned width, uint64_t first, uint64_t count, uint64_t *next,
+                        struct larder_error *err)
+{
+    struct footer f[FOOTERS_MAX];
+    struct footer_pages pages[FOOTERS_MAX];
+    uint64_t at = first, end = first + count;
+    size_t n = 0, n_pages = 0, bytes = 0;
+    for (uint32_t shard = shard_of(&s->m, first); n < FOOTERS_MAX && at < end; n++, shard++) {
+        const struct shard_ref *r = &s->m.shards[shard];
+        f[n] = (struct footer){s->io, r->name, r, s->pages, shard};
+        at = r->base + r->samples;
+    }
+    *next = MIN(at, end);
+    if (n < 2)
+        return LARDER_OK;
+    AUTO_FREE struct trailer *t = malloc(sizeof(*t));
+    int rc = t ? footer_trailers(f, n, err) : err_nomem(err, sizeof(*t), "a trailer");
+    for (size_t i = 0; !rc && i < n; i++) {
+        const struct shard_ref *r = f[i].ref;
+        uint64_t lo = MAX(first, r->base), hi = MIN(end, r->base + r->samples);
+        if (column_pages(&f[i], field, width, lo - r->base, hi - lo, t, &pages[n_pages]) &&
+            bytes + (size_t)pages[n_pages].n * STORE_PAGE <= COLUMN_AHEAD)
+            bytes += (size_t)pages[n_pages++].n * STORE_PAGE;
+    }
+    if (rc || !n_pages)
+        return rc;
+    AUTO_FREE uint8_t *data = malloc(bytes);
+    return data ? footer_fetch(pages, n_pages, data, err) : err_nomem(err, bytes, "columns");
+}
+
 int store_column(struct store *s, uint32_t field, uint64_t first, uint64_t count, void *values, struct larder_error *err)
 {
     struct trailer t;
@@ -430,10 +481,11 @@ int store_column(struct store *s, uint32_t field, uint64_t first, uint64_t count
         return err_set(err, LARDER_EINVAL, "field '%s' is no scalar: it has no column", s->m.schema.fields[field].name);
     if (first > s->m.samples || count > s->m.samples - first)
         return no_sample(s, first + count, err);
+    uint64_t ahead = first;
     while (count) {
         struct place p = place_of(&s->m, first);
-        int rc = open_footer(s, p.shard, &f, &t, err);
-        if (rc)
+        int rc = first == ahead ? column_ahead(s, field, width, first, count, &ahead, err) : LARDER_OK;
+        if (rc || (rc = open_footer(s, p.shard, &f, &t, err)))
             return rc;
         uint64_t n = MIN(count, (uint64_t)(f.ref->samples - p.slot));
         const struct section *c = trailer_find(&t, SECTION_COLUMN, field);

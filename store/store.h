@@ -91,11 +91,15 @@ int meta_decode(const void *text, size_t len, const char *what, struct manifest 
 /* The newest committed generation: hint, then probing upward. ENOTFOUND: no dataset. */
 int generation_newest(struct store_io *io, uint64_t *generation, struct larder_error *err);
 int generation_load(struct store_io *io, uint64_t generation, struct manifest *m, struct larder_error *err);
+/* Both in one: the hint, then the manifests of it and of what came after it in as few steps as can be. */
+int generation_load_newest(struct store_io *io, struct manifest *m, struct larder_error *err);
 /* All committed generations, ascending; malloc'd. */
 int generation_list(struct store_io *io, uint64_t **generations, size_t *n, struct larder_error *err);
 /* Makes m visible as m->generation: sync shards/ and index/, create the manifest exclusively, update the hint.
  * EBUSY: somebody else committed that generation. */
 int generation_commit(struct store_io *io, struct manifest *m, struct larder_error *err);
+/* Whether a commit that failed with rc may have happened all the same, or may yet: its files have to stay. */
+bool commit_is_open(struct store_io *io, int rc);
 
 /* ---- writing shards (shard_write.c) ---- */
 
@@ -254,10 +258,15 @@ int store_gc(struct store_io *io, const struct larder_gc_options *o, struct lard
 
 /* ---- the writer's lock and journal marker (session.c) ---- */
 
-/* One writer at a time on a dataset: an exclusive flock on ROOT/journal (created), whose content belongs to the holder.
+/* One writer at a time on a dataset: an exclusive flock on ROOT/journal (created), whose content belongs to the holder. ROOT is the
+ * dataset's folder, or of a bucket its folder on this machine: there, writers of other machines are met at the commit.
  * EBUSY names the holder's pid. *fresh: the journal was empty. */
 struct session { int fd; char *root; };
+/* EEXIST: here is neither a dataset nor room for one: other things lie in the folder, or below the prefix as far as its first names
+ * tell. */
+int place_check(struct store_io *io, struct larder_error *err);
 int session_lock(struct store_io *io, struct session *s, bool *fresh, struct larder_error *err);
 void session_unlock(struct session *s, bool remove_journal);
+int journal_text(const struct session *s, struct buf *text, struct larder_error *err); /* what is in the journal, appended */
 
 #endif

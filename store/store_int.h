@@ -84,12 +84,16 @@ void key_cache_put(struct key_cache *c, const void *key, size_t len, uint64_t or
 
 void manifest_path(uint64_t generation, char out[64]); /* "manifests/<generation>.json" */
 int hint_write(struct store_io *io, uint64_t generation, struct larder_error *err);
+/* ECORRUPT, ENOTFOUND: there is no hint to go by. */
+int hint_read(struct store_io *io, uint64_t *generation, struct larder_error *err);
+/* generation_load that also gives the manifest's bytes; text begins empty. */
+int generation_load_text(struct store_io *io, uint64_t generation, struct manifest *m, struct buf *text, struct larder_error *err);
+/* Creates manifests/<generation>.json of these bytes. EBUSY: another's is there; its own bytes are success where an answer may get lost. */
+int manifest_create(struct store_io *io, uint64_t generation, const struct buf *text, struct larder_error *err);
 
 /* ---- session.c ---- */
 
 #define RUN_DIGITS 16u /* a run id in hexadecimal, with which the names of a session's files begin */
-/* The text of an unfinished session's journal, appended. */
-int journal_text(struct store_io *io, struct buf *text, struct larder_error *err);
 /* Whether it names the run that a file of this name belongs to. */
 bool journal_claims(const struct buf *text, const char *name);
 
@@ -136,6 +140,14 @@ struct footer { /* a shard being read: where its pages are */
     uint32_t shard_no;
 };
 int footer_trailer(const struct footer *f, struct trailer *t, struct larder_error *err);
+#define FOOTERS_MAX 64u
+/* Brings the trailers of n <= FOOTERS_MAX shards of one cache into it with one read. */
+int footer_trailers(const struct footer *f, size_t n, struct larder_error *err);
+/* Footer pages [first, first + n) of a shard, of which the first `need` have to be whole. */
+struct footer_pages { const struct footer *f; uint32_t first, need, n; };
+/* n <= FOOTERS_MAX runs with one read into data, back to back; what is whole goes into the shards' caches too. */
+int footer_fetch(const struct footer_pages *p, size_t n, uint8_t *data, struct larder_error *err);
+uint32_t section_pages(const struct section *s);
 /* Bytes [off, off + len) of a section. */
 int footer_read(const struct footer *f, const struct section *s, uint64_t off, void *out, size_t len, struct larder_error *err);
 int footer_section(const struct footer *f, int kind, struct buf *out, struct larder_error *err); /* whole, appended */

@@ -14,6 +14,8 @@ struct checker { /* one shard under check */
     struct shard_check *c;
     struct trailer t;
     char file[320];
+    uint8_t edges[2 * STORE_PAGE]; /* the header page; the gap before the footer */
+    size_t gap;
     struct decoder *d;
     struct buf scratch, columns, keys;
     struct larder_value *values;
@@ -30,55 +32,84 @@ static void tell(struct checker *k, uint64_t slot, const void *key, size_t key_l
         c->damage(c->user, &d);
 }
 
-/* Header page, and the zeros between the last record and the footer. */
+/* io_check_fn of a shard's edges: 0 is the header page, 1 the zeros between the last record and the footer. */
+struct edge { const struct checker *k; size_t which; };
+
+static int edge_check(void *user, size_t i, struct larder_error *err)
+{
+    const struct edge *e = user;
+    const struct checker *k = e->k;
+    const uint8_t *page = k->edges + e->which * STORE_PAGE;
+    struct shard_header h;
+    (void)i;
+    if (e->which == 0) {
+        int rc = header_decode(page, k->file, &h, err);
+        if (!rc && (h.tag != k->c->ref->tag || trailer_crc_of(page) != k->t.header_crc))
+            rc = err_set(err, LARDER_ECORRUPT, "header page belongs to another shard");
+        return rc;
+    }
+    for (size_t at = 0; at < k->gap; at++)
+        if (page[at])
+            return err_set(err, LARDER_ECORRUPT, "padding before the footer is not zero");
+    return LARDER_OK;
+}
+
 static int check_edges(struct checker *k, struct larder_error *err)
 {
-    const struct shard_check *c = k->c;
-    struct shard_header h;
     struct larder_error why;
-    uint8_t page[STORE_PAGE];
-    int rc = io_read(c->io, k->file, 0, page, STORE_PAGE, err);
-    if (rc)
-        return rc;
-    if (header_decode(page, k->file, &h, &why))
-        tell(k, UINT64_MAX, NULL, 0, why.message);
-    else if (h.tag != c->ref->tag || trailer_crc_of(page) != k->t.header_crc)
-        tell(k, UINT64_MAX, NULL, 0, "header page belongs to another shard");
     uint64_t end = STORE_PAGE + k->t.stored_bytes;
-    size_t gap = (size_t)(k->t.footer_off - end);
-    if (gap >= STORE_PAGE) {
-        tell(k, UINT64_MAX, NULL, 0, "records and footer do not meet");
-        return LARDER_OK;
+    k->gap = (size_t)(k->t.footer_off - end);
+    bool meet = k->gap < STORE_PAGE;
+    struct store_range ranges[2] = {{k->file, 0, k->edges, STORE_PAGE}, {k->file, end, k->edges + STORE_PAGE, k->gap}};
+    for (size_t i = 0; i < (meet ? 2u : 1u); i++) {
+        if (ranges[i].len == 0)
+            continue;
+        struct edge e = {k, i};
+        int rc = io_read_checked(k->c->io, &ranges[i], 1, edge_check, &e, &why);
+        if (rc && rc != LARDER_ECORRUPT && rc != LARDER_EVERSION)
+            return err_set(err, rc, "%s", why.message);
+        if (rc)
+            tell(k, UINT64_MAX, NULL, 0, why.message);
     }
-    if ((rc = io_read(c->io, k->file, end, page, gap, err)))
-        return rc;
-    for (size_t i = 0; i < gap; i++)
-        if (page[i]) {
-            tell(k, UINT64_MAX, NULL, 0, "padding before the footer is not zero");
-            break;
-        }
+    if (!meet)
+        tell(k, UINT64_MAX, NULL, 0, "records and footer do not meet");
     return LARDER_OK;
+}
+
+enum { PAGES_RUN = 64 };
+
+/* io_check_fn of a run of footer pages: all are whole. */
+struct page_run { const struct checker *k; const uint8_t *pages; uint32_t first, n; };
+
+static int run_check(void *user, size_t i, struct larder_error *err)
+{
+    const struct page_run *r = user;
+    int rc = LARDER_OK;
+    (void)i;
+    for (uint32_t p = 0; !rc && p < r->n; p++)
+        rc = page_check(r->pages + (size_t)p * STORE_PAGE, r->k->c->ref->tag, r->first + p, r->k->file, err);
+    return rc;
 }
 
 /* Every footer page by itself, and all of them against the trailer. */
 static int check_pages(struct checker *k, struct larder_error *err)
 {
-    enum { RUN = 64 };
-    AUTO_FREE uint8_t *pages = malloc(RUN * STORE_PAGE);
+    AUTO_FREE uint8_t *pages = calloc(PAGES_RUN, STORE_PAGE);
     struct larder_error why;
     uint32_t crcs = 0;
     bool whole = true;
     if (!pages)
-        return err_nomem(err, RUN * STORE_PAGE, "footer pages");
-    for (uint32_t i = 0; i < k->t.pages; i += RUN) {
-        uint32_t n = MIN((uint32_t)RUN, k->t.pages - i);
-        int rc = io_read(k->c->io, k->file, k->t.footer_off + (uint64_t)i * STORE_PAGE, pages, (size_t)n * STORE_PAGE, err);
-        if (rc)
+        return err_nomem(err, PAGES_RUN * STORE_PAGE, "footer pages");
+    for (uint32_t i = 0; i < k->t.pages; i += PAGES_RUN) {
+        struct page_run r = {k, pages, i, MIN((uint32_t)PAGES_RUN, k->t.pages - i)};
+        struct store_range range = {k->file, k->t.footer_off + (uint64_t)i * STORE_PAGE, pages, (size_t)r.n * STORE_PAGE};
+        int rc = io_read_checked(k->c->io, &range, 1, run_check, &r, err);
+        if (rc && rc != LARDER_ECORRUPT)
             return rc;
-        for (uint32_t p = 0; p < n; p++) {
+        for (uint32_t p = 0; p < r.n; p++) {
             const uint8_t *page = pages + (size_t)p * STORE_PAGE;
             crcs = crc32c(crcs, page, 4);
-            if (page_check(page, k->c->ref->tag, i + p, k->file, &why)) {
+            if (rc && page_check(page, k->c->ref->tag, i + p, k->file, &why)) {
                 tell(k, UINT64_MAX, NULL, 0, why.message);
                 whole = false;
             }
@@ -370,12 +401,9 @@ static int verify_tick(void *user)
 /* A damaged hint does no harm and is told all the same. A missing one is what a crash right after the commit leaves. */
 static int verify_hint(struct verify *v, struct larder_error *err)
 {
-    AUTO_BUF struct buf text = BUF_INIT;
-    AUTO_JSON struct json *o = NULL;
     struct larder_error why;
-    int rc = io_read_all(v->io, "larder.json", 64 * KIB, &text, &why);
-    if (!rc)
-        rc = sealed_json_parse(text.data, text.len, "larder.json", &o, &why);
+    uint64_t generation;
+    int rc = hint_read(v->io, &generation, &why);
     if (rc == LARDER_ECORRUPT)
         damage_file(v, "larder.json", why.message);
     else if (rc && rc != LARDER_ENOTFOUND)

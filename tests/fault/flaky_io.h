@@ -155,8 +155,9 @@ static void flaky_close(struct store_io *io)
 }
 
 static const struct store_io_ops flaky_ops = {
-    flaky_read_ranges, flaky_stat, flaky_put, flaky_create, flaky_list, flaky_remove, flaky_begin,
-    flaky_write, flaky_finish, flaky_abort, flaky_sync, flaky_root, flaky_close,
+    .read_ranges = flaky_read_ranges, .stat = flaky_stat, .put = flaky_put, .create_exclusive = flaky_create, .list = flaky_list,
+    .remove = flaky_remove, .begin = flaky_begin, .write = flaky_write, .finish = flaky_finish, .abort = flaky_abort,
+    .sync = flaky_sync, .local_root = flaky_root, .close = flaky_close,
 };
 
 static inline struct store_io *flaky_open(struct store_io *inner)
