@@ -14,11 +14,13 @@
 enum http_method { HTTP_GET, HTTP_HEAD, HTTP_PUT, HTTP_POST, HTTP_DELETE };
 
 struct http;
+struct http_loop;
 struct http_options {
     unsigned loops;            /* event-loop threads; 0: 1 */
     unsigned connections;      /* at once, in all; 0: 256. Transfers beyond it wait their turn. */
+    unsigned kept_for_urgent;  /* of them, for urgent transfers only */
     unsigned connect_ms;       /* deadline of name lookup, TCP and TLS; 0: 10,000 */
-    unsigned stall_ms;         /* no byte in this time ends a transfer; 0: 20,000. Whole seconds count from 1,000 on. */
+    unsigned stall_ms;         /* no byte in this time ends a transfer; 0: 20,000 */
     const char *ca_bundle;     /* file or folder; NULL: the system's. Borrowed during the call, as all strings here. */
     bool insecure;             /* certificates are not verified */
     const char *user_agent;
@@ -26,7 +28,7 @@ struct http_options {
 
 /* Why a transfer ended without a status that can be trusted. */
 enum http_end {
-    HTTP_DONE,       /* status and the whole body came (a body longer than was asked for is HTTP_TOO_LONG) */
+    HTTP_DONE,       /* status and the whole body came, or a status that is not 2xx and as much of its body as anybody reads */
     HTTP_CANCELED,
     HTTP_NAME,       /* the host has no address */
     HTTP_CONNECT,    /* refused, unreachable, or no answer within connect_ms */
@@ -72,23 +74,30 @@ struct http_transfer {
     struct http_headers in;
     char text[1024];               /* beginning of a body that is not 2xx, NUL-terminated (S3's error document) */
     size_t text_len;
-    char why[160];                 /* libcurl's words, when end is not HTTP_DONE; holds no header and no query */
+    char why[256];                 /* libcurl's words, when end is not HTTP_DONE; holds no header and no query */
     uint64_t first_byte_ns, end_ns; /* of now_ns() */
     bool retried;                  /* a kept connection was dead and another was used, once: curl does that by itself */
     /* the loop's */
-    void *easy, *slist;
-    void *loop;
+    void *easy, *lines;
+    struct http_loop *loop;
     struct http_transfer *next, *prev;
     uint64_t heap_key; size_t heap_at;
     atomic_int state;
+    bool canceled, settled, sending, headed; /* canceled: under the loop's lock */
+    struct http_transfer *cancel_next;
+    uint64_t last_ns;              /* of the last byte, either way */
+    uint64_t sent;
+    size_t header_bytes, dropped;
 };
 
 int http_open(const struct http_options *o, struct http **h, struct larder_error *err);
-/* Ends all transfers (HTTP_CANCELED) and the loops. In a forked child: gives back memory only. */
+/* Ends all transfers (HTTP_CANCELED; one that is started again from done, too) and the loops, at once. Not from done. In a forked
+ * child: gives back memory and descriptors, calls nobody. */
 void http_close(struct http *h);
-/* Never blocks; any thread, done callbacks too. All outcomes, out of memory too, come through done. */
+/* Never blocks; any thread, done callbacks too. All outcomes, out of memory too, come through done. In a forked child done is
+ * called at once, with HTTP_CANCELED. */
 void http_start(struct http *h, struct http_transfer *t);
-/* Ends t soon: done comes with HTTP_CANCELED, unless it is over already. Any thread. */
+/* Ends t soon: done comes with HTTP_CANCELED, unless it is over already. Any thread; t has to be alive. */
 void http_cancel(struct http *h, struct http_transfer *t);
 struct http_stats { uint64_t transfers, bytes_in, bytes_out, connections; unsigned in_flight, waiting; uint64_t last_byte_ns; };
 void http_stats(struct http *h, struct http_stats *out); /* bytes of bodies; connections made */
