@@ -55,7 +55,7 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
-DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils \
+DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
 	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 faketime curl openssl
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat
 
@@ -167,8 +167,8 @@ unit: $(UNIT)
 	@$(RUN) unit $(UNIT)
 model: $(MODEL)
 	@$(RUN) model $(MODEL)
-fault: $(FAULT)
-	@$(RUN) fault $(FAULT)
+fault: $(FAULT) tools
+	@$(RUN) fault $(FAULT) $(wildcard tests/fault/test_*.sh)
 crash: $(CRASH) tools
 	@$(RUN) crash $(CRASH) $(wildcard tests/crash/*.sh tests/crash/test_*.py)
 e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs
