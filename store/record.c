@@ -256,25 +256,62 @@ int record_decode(const struct schema *s, const struct extent *e, const uint8_t 
     return LARDER_OK;
 }
 
-bool record_views(const struct schema *s, const struct extent *e, const uint8_t *stored, struct larder_value *values)
+/* What a view needs to know of a field, by its type. */
+static const struct kind { uint8_t width, media; } kinds[] = {
+    [LARDER_IMAGE] = {0, 1}, [LARDER_AUDIO] = {0, 1}, [LARDER_I64] = {8, 0}, [LARDER_F64] = {8, 0}, [LARDER_F32] = {4, 0},
+    [LARDER_BOOL] = {1, 0}, [LARDER_NDARRAY] = {0, 0},
+};
+
+/* Places the n fields of a record; false: they do not add up. */
+static inline bool views_of(const struct schema_field *fields, uint32_t n, uint32_t head_len, uint32_t stored_len,
+                            const uint8_t *stored, struct larder_value *values)
 {
-    bool field_crcs = s->n >= 2 && e->stored_len >= FIELD_CRC_BYTES;
-    uint32_t head_len = field_crcs ? record_head_max(s) : head_short(s);
-    if (e->stored_len < head_len || e->raw_len != e->stored_len || stored[0] != (field_crcs ? RECORD_FIELD_CRCS : 0) || stored[1] ||
-        get_u16(stored + 2) != s->n)
-        return false;
     uint64_t packed = head_len, media_at = (uint64_t)head_len + get_u32(stored + 4), media = media_at; /* offsets */
-    for (uint32_t i = 0; i < s->n; i++) {
-        int type = s->fields[i].type;
-        uint32_t n = record_field_len(stored, i), width = type_width(type);
-        uint64_t *from = type_is_media(type) ? &media : &packed;
+    for (uint32_t i = 0; i < n; i++) {
+        struct kind kind = kinds[fields[i].type];
+        uint32_t len = get_u32(stored + 8 + 4 * i);
         values[i] = (struct larder_value){NULL, 0};
-        if (n == FIELD_ABSENT)
+        if (len == FIELD_ABSENT)
             continue;
-        if (width && n != width)
+        if (kind.width && len != kind.width)
             return false;
-        values[i] = (struct larder_value){stored + *from, n};
-        *from += n;
+        if (kind.media) {
+            values[i] = (struct larder_value){stored + media, len};
+            media += len;
+        } else {
+            values[i] = (struct larder_value){stored + packed, len};
+            packed += len;
+        }
     }
-    return packed == media_at && media == e->stored_len;
+    return packed == media_at && media == stored_len;
+}
+
+/* The same for a schema of one field: most samples, and then the smallest. */
+static inline bool lone_view(struct kind kind, uint32_t stored_len, const uint8_t *stored, struct larder_value *value)
+{
+    uint32_t packed = get_u32(stored + 4), len = get_u32(stored + 8), there = len == FIELD_ABSENT ? 0 : len;
+    value->data = len == FIELD_ABSENT ? NULL : stored + 12;
+    value->len = there;
+    return packed == (kind.media ? 0 : there) && 12 + (uint64_t)there == stored_len &&
+           (!kind.width || len == kind.width || len == FIELD_ABSENT);
+}
+
+size_t record_views(const struct schema *s, const struct extent *e, const void *const *stored, size_t n, struct larder_value *values)
+{
+    uint32_t fields = s->n, head_max = record_head_max(s);
+    struct kind first = kinds[s->fields[0].type];
+    for (size_t i = 0; i < n; i++) {
+        uint32_t len = e[i].stored_len, head_len = head_short(s), flags = 0;
+        if (fields >= 2 && len >= FIELD_CRC_BYTES) {
+            head_len = head_max;
+            flags = RECORD_FIELD_CRCS;
+        }
+        if (!e[i].checked || e[i].codec != CODEC_NONE || e[i].raw_len != len || len < head_len ||
+            get_u32(stored[i]) != (flags | fields << 16))
+            return i;
+        if (fields == 1 ? !lone_view(first, len, stored[i], values + i)
+                        : !views_of(s->fields, fields, head_len, len, stored[i], values + i * fields))
+            return i;
+    }
+    return n;
 }

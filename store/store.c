@@ -283,8 +283,6 @@ static int in_shard(const struct store *s, const struct extent *e, int rc, struc
                                               (unsigned long long)(r->base + slot)) : rc;
 }
 
-size_t store_decode_scratch(const struct extent *e) { return e->codec == CODEC_NONE ? 0 : e->raw_len; }
-
 int store_decode(struct store *s, struct decoder *d, const struct extent *e, const void *stored, void *scratch,
                  struct larder_value *values, struct larder_error *err)
 {
@@ -302,11 +300,7 @@ int store_decode(struct store *s, struct decoder *d, const struct extent *e, con
 size_t store_decode_views(const struct store *s, const struct extent *e, const void *const *stored, size_t n,
                           struct larder_value *values)
 {
-    size_t i = 0;
-    while (i < n && e[i].checked && e[i].codec == CODEC_NONE &&
-           record_views(&s->m.schema, &e[i], stored[i], values + i * s->m.schema.n))
-        i++;
-    return i;
+    return record_views(&s->m.schema, e, stored, n, values);
 }
 
 uint32_t store_head_len(const struct store *s, const struct extent *e)

@@ -164,7 +164,7 @@ struct decoder;
 int decoder_new(struct decoder **d, struct larder_error *err);
 void decoder_free(struct decoder *d);
 /* Bytes of scratch that store_decode needs for e beyond the stored bytes themselves: 0 when nothing is compressed. */
-size_t store_decode_scratch(const struct extent *e);
+static inline size_t store_decode_scratch(const struct extent *e) { return e->codec == 0 ? 0 : e->raw_len; }
 /* Checks the CRC of e's stored bytes and fills values[schema.n] with views into stored or scratch. ECORRUPT names shard, slot
  * and offset. */
 int store_decode(struct store *s, struct decoder *d, const struct extent *e, const void *stored, void *scratch,

@@ -20,7 +20,7 @@
 #define FIELD_ABSENT UINT32_MAX
 #define FIELD_CRC_BYTES 65536u    /* records of this stored length or more carry a CRC a field */
 
-enum record_codec { CODEC_NONE = 0, CODEC_ZSTD = 1, CODEC_ZSTD_DICT = 2 };
+enum record_codec { CODEC_NONE = 0, CODEC_ZSTD = 1, CODEC_ZSTD_DICT = 2 }; /* 0 is known to store.h, too */
 enum record_flags { RECORD_FIELD_CRCS = 1 };
 
 /* ---- format.c: pure ---- */
@@ -113,9 +113,10 @@ int record_layout_decode(const struct schema *schema, const struct extent *e, co
 uint32_t record_field_len(const uint8_t *head, uint32_t field);
 int record_decode(const struct schema *schema, const struct extent *e, const uint8_t *stored, struct zdecomp *d,
                   const struct zdict *dict, void *scratch, struct larder_value *values, struct larder_error *err);
-/* Views of the fields of a record that is not compressed and whose bytes were checked. False: its head does not add up, which
- * record_decode explains. */
-bool record_views(const struct schema *schema, const struct extent *e, const uint8_t *stored, struct larder_value *values);
+/* Views of the fields of n records, as far as they are checked, not compressed, and their heads add up (record_decode explains where
+ * one does not): how many. */
+size_t record_views(const struct schema *schema, const struct extent *e, const void *const *stored, size_t n,
+                    struct larder_value *values);
 uint32_t record_head_max(const struct schema *schema); /* with field CRCs */
 
 /* ---- pages.c: footer pages under a byte budget, shared by threads ---- */

@@ -84,11 +84,12 @@ void dram_no_pin(struct dram *d); /* right after opening: this handle locks and 
 enum replacement dram_replacement(const struct dram *d); /* as who made the arena chose it */
 /* The number of a space, registered at first use. ENOMEM: the registry is full. */
 int dram_space(struct dram *d, const struct cache_space *space, uint32_t *id, struct larder_error *err);
-/* Batched, lock-free, no system call: hits[i].bytes is NULL for a miss. Views stay valid while the region is open when nothing is
- * replaced. FIFO: the bytes are copied to where copy() says and validated, so that they stay. */
+/* Batched, lock-free, no system call; how many are there. views[i] is NULL for a miss, which leaves extents[i] alone. Views stay
+ * valid while the region is open when nothing is replaced. FIFO: the bytes are copied to where copy() says and validated, so that
+ * they stay; views[i] is NULL when copy is called, and left alone when it returns NULL. */
 typedef void *dram_copy_fn(void *user, size_t i, size_t len);
-size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
-                   void *user);
+size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct extent *extents, const void **views,
+                   dram_copy_fn *copy, void *user);
 /* Copies a record in. LARDER_OK: it is there now (also when it was already); LARDER_ENOMEM: no room, admission is closed.
  * *view (NULL allowed) gets the arena's copy; the record itself where that may be replaced, or on failure. */
 int dram_admit(struct dram *d, uint32_t space, uint64_t ordinal, const struct cached *record, struct cached *view);

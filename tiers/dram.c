@@ -2,9 +2,10 @@
 /*
  * dram.c - the arena: records in a region of memory that all processes of a node share.
  *
- * Admitting copies the record and its head into room of the slabs and then publishes it by one word of the table. A
- * lookup goes through a batch by groups: it asks for the table's line of each key, then for the head of each record, then
- * answers, so that the cache misses of a group are under way together; the rest of a record is prefetched with its answer.
+ * Admitting copies the record and its head into room of the slabs and then publishes it by one word of the table. A lookup
+ * takes a batch through its steps by groups of keys, each step with another group: it asks for the table's line of each key, for
+ * the head that this names, again where that line has no such key, and then answers, asking for the rest of the record. So the
+ * cache misses of four groups are under way together, whatever each has to wait for.
  *
  * [dram I1] Budget: header, table and slabs handed out never exceed it, in pages (but for the 16 KiB that an empty arena needs).
  * [dram I2] A word in the table names a record whose bytes are complete.
@@ -30,7 +31,8 @@
 #define ARENA_VERSION 2u
 #define BUDGET_MAX (2ull << 40)
 #define ENTEGROUP 0x80000000u
-#define GROUP 16u /* keys whose misses are under way together */
+#define GROUP 16u /* keys that a lookup takes on at a time */
+#define STEPS 4u  /* of a lookup, a group in each */
 #define PREFETCH_MAX 1024u
 
 /* ---- layout ---- */
@@ -344,33 +346,24 @@ static inline void read_head(const uint8_t *head, struct cached *hit)
     hit->bytes = head + (has_raw ? HEAD_BYTES_RAW : HEAD_BYTES);
 }
 
-/* [dram I3] */
-static bool copy_out(const struct dram *d, _Atomic uint64_t *slot, uint64_t word, uint64_t key, size_t i, struct cached *hit,
-                     dram_copy_fn *copy, void *user)
-{
-    uint64_t place = slot_place(word);
-    uint32_t generation = slab_generation(d, place);
-    struct cached c;
-    if (!generation || atomic_load_explicit(slot, memory_order_acquire) != word)
-        return false;
-    bool same = (head_key(d->slabs + place) & KEY_MASK) == key;
-    read_head(d->slabs + place, &c);
-    reads_done(d->h);
-    if (!same || slab_generation(d, place) != generation)
-        return false;
-    void *to = copy ? copy(user, i, c.stored_len) : NULL;
-    if (!to)
-        return false;
-    copy_racy(to, c.bytes, c.stored_len);
-    reads_done(d->h);
-    if (slab_generation(d, place) != generation)
-        return false;
-    c.bytes = to;
-    *hit = c;
-    return true;
-}
+/* A key that is looked up: the slot that seems to be its own (at first: the line to look at), what that says, and where the
+ * record's head is then. */
+struct pending { _Atomic uint64_t *slot; const uint8_t *head; uint64_t word; uint32_t tag; };
+struct lookup {
+    const struct dram *d;
+    struct parts parts;
+    struct part largest;
+    uint64_t space; /* as in a key */
+    const uint64_t *ordinals;
+    size_t n;
+    struct pending pending[STEPS][GROUP]; /* a group in each step */
+    uint32_t missed[STEPS];               /* of a group: those whose first line has no such tag */
+    dram_copy_fn *copy;
+    void *user;
+};
 
-struct pending { uint64_t key, hash, word; _Atomic uint64_t *slot; };
+/* Into the second level of the CPU's caches: that takes more misses at a time than the first. */
+static inline void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 /* Which slots of a line have the tag, a bit each. A hint: the slot is then read for good. */
 static inline unsigned tags_in(const struct table_line *l, uint32_t tag)
@@ -391,17 +384,18 @@ static inline unsigned tags_in(const struct table_line *l, uint32_t tag)
     return mask;
 }
 
-/* The first slot with the key's tag in line i of its probe of the largest part: nearly always the right one. Asks for
- * the head there. */
-static inline bool guess(const struct dram *d, const struct parts *s, struct pending *p, unsigned i)
+/* The first slot with the key's tag in a line of the table: nearly always the right one. Asks for the head that it names. */
+static inline bool guess(const struct dram *d, struct pending *p)
 {
-    struct table_line *l = part_line(&s->at[s->largest], p->hash, i);
-    uint32_t tag = (uint32_t)p->hash & 0xffffff;
-    for (unsigned mask = tags_in(l, tag); mask; mask &= mask - 1) {
-        p->slot = &l->slot[__builtin_ctz(mask)];
-        p->word = atomic_load_explicit(p->slot, memory_order_acquire);
-        if (p->word > 1 && p->word >> 40 == tag) {
-            __builtin_prefetch(d->slabs + slot_place(p->word));
+    struct table_line *line = (struct table_line *)p->slot;
+    for (unsigned mask = tags_in(line, p->tag); mask; mask &= mask - 1) {
+        _Atomic uint64_t *slot = &line->slot[__builtin_ctz(mask)];
+        uint64_t word = atomic_load_explicit(slot, memory_order_acquire);
+        if (likely(word > 1 && word >> 40 == p->tag)) {
+            p->slot = slot;
+            p->word = word;
+            p->head = d->slabs + slot_place(word);
+            prefetch(p->head);
             return true;
         }
     }
@@ -409,54 +403,125 @@ static inline bool guess(const struct dram *d, const struct parts *s, struct pen
     return false;
 }
 
-static inline bool right(const struct dram *d, const struct pending *p)
+/* Asks for the line of the table where each key of group g is looked for first. */
+static void ask_lines(struct lookup *l, size_t g)
 {
-    return p->word && (head_key(d->slabs + slot_place(p->word)) & KEY_MASK) == p->key &&
-           atomic_load_explicit(p->slot, memory_order_acquire) == p->word;
+    struct pending *p = l->pending[g % STEPS];
+    for (size_t i = g * GROUP, end = MIN(i + GROUP, l->n); i < end; i++, p++) {
+        uint64_t hash = key_hash(l->space | l->ordinals[i]);
+        p->tag = (uint32_t)hash & 0xffffff;
+        p->slot = part_line(&l->largest, hash, 0)->slot;
+        prefetch(p->slot);
+    }
 }
 
-static inline bool answer(const struct dram *d, const struct parts *s, struct pending *p, size_t i, struct cached *hit,
-                          dram_copy_fn *copy, void *user)
+/* Asks for the heads, or for the neighbours of the lines that do not have their key. */
+static void ask_heads(struct lookup *l, size_t g)
 {
-    if (unlikely(!right(d, p)))
-        p->word = table_find(d, s, p->key, p->hash, &p->slot);
-    if (!p->word)
+    struct pending *p = l->pending[g % STEPS];
+    uint32_t missed = 0;
+    for (size_t i = g * GROUP, k = 0; k < GROUP && i < l->n; i++, k++) {
+        if (likely(guess(l->d, &p[k])))
+            continue;
+        missed |= 1u << k;
+        p[k].slot = part_line(&l->largest, key_hash(l->space | l->ordinals[i]), 1)->slot;
+        prefetch(p[k].slot);
+    }
+    l->missed[g % STEPS] = missed;
+}
+
+static void ask_heads_again(struct lookup *l, size_t g)
+{
+    for (uint32_t missed = l->missed[g % STEPS]; missed; missed &= missed - 1)
+        guess(l->d, &l->pending[g % STEPS][__builtin_ctz(missed)]);
+}
+
+/* [dram I3] */
+static bool copy_out(const struct lookup *l, const struct pending *p, uint64_t key, size_t i, struct cached *hit)
+{
+    const struct dram *d = l->d;
+    uint64_t place = slot_place(p->word);
+    uint32_t generation = slab_generation(d, place);
+    if (!generation || atomic_load_explicit(p->slot, memory_order_acquire) != p->word)
         return false;
-    if (d->fifo)
-        return copy_out(d, p->slot, p->word, p->key, i, hit, copy, user);
-    read_head(d->slabs + slot_place(p->word), hit);
-    const uint8_t *head = d->slabs + slot_place(p->word), *end = head + HEAD_BYTES + MIN(hit->stored_len, PREFETCH_MAX);
-    for (head += 64; head < end + 63; head += 64)
-        __builtin_prefetch(head);
+    bool same = (head_key(p->head) & KEY_MASK) == key;
+    read_head(p->head, hit);
+    reads_done(d->h);
+    if (!same || slab_generation(d, place) != generation)
+        return false;
+    void *to = l->copy ? l->copy(l->user, i, hit->stored_len) : NULL;
+    if (!to)
+        return false;
+    copy_racy(to, hit->bytes, hit->stored_len);
+    reads_done(d->h);
+    hit->bytes = to;
+    return slab_generation(d, place) == generation;
+}
+
+/* The key's own slot, whatever was guessed. */
+static bool search(const struct lookup *l, uint64_t ordinal, struct pending *p)
+{
+    uint64_t key = l->space | ordinal;
+    if (ordinal > CACHE_ORDINAL_MAX || !(p->word = table_find(l->d, &l->parts, key, key_hash(key), &p->slot)))
+        return false;
+    p->head = l->d->slabs + slot_place(p->word);
     return true;
 }
 
-size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct cached *hits, dram_copy_fn *copy,
-                   void *user)
+/* Was the guess right? The second look at the slot makes sure that its head was still one. */
+static inline bool right(const struct pending *p, uint64_t key)
 {
-    struct pending group[GROUP];
-    struct parts s;
+    return p->word && (head_key(p->head) & KEY_MASK) == key && atomic_load_explicit(p->slot, memory_order_acquire) == p->word;
+}
+
+/* The records of group g, and the lines that they lie in; how many are there. */
+static size_t answer(struct lookup *l, size_t g, struct extent *extents, const void **views)
+{
+    struct pending *p = l->pending[g % STEPS];
     size_t found = 0;
-    table_parts(d, &s);
-    for (size_t from = 0; from < n; from += GROUP) {
-        size_t m = MIN(n - from, GROUP);
-        for (size_t i = 0; i < m; i++) {
-            struct pending *p = &group[i];
-            p->key = key_of(space, ordinals[from + i]);
-            p->hash = key_hash(p->key);
-            __builtin_prefetch(part_line(&s.at[s.largest], p->hash, 0));
-        }
-        for (size_t i = 0; i < m; i++)
-            if (!guess(d, &s, &group[i], 0))
-                __builtin_prefetch(part_line(&s.at[s.largest], group[i].hash, 1));
-        for (size_t i = 0; i < m; i++)
-            if (!group[i].word && !guess(d, &s, &group[i], 1))
-                __builtin_prefetch(part_line(&s.at[s.largest], group[i].hash, 2));
-        for (size_t i = 0; i < m; i++) {
-            hits[from + i].bytes = NULL;
-            if (ordinals[from + i] <= CACHE_ORDINAL_MAX && answer(d, &s, &group[i], from + i, &hits[from + i], copy, user))
-                found++;
-        }
+    for (size_t i = g * GROUP, end = MIN(i + GROUP, l->n); i < end; i++, p++) {
+        uint64_t ordinal = l->ordinals[i];
+        struct cached hit;
+        views[i] = NULL;
+        if (unlikely(ordinal > CACHE_ORDINAL_MAX || !right(p, l->space | ordinal)) && !search(l, ordinal, p))
+            continue;
+        if (!l->d->fifo)
+            read_head(p->head, &hit);
+        else if (!copy_out(l, p, l->space | ordinal, i, &hit))
+            continue;
+        views[i] = hit.bytes;
+        extents[i] = extent_cached(ordinal, hit.stored_len, hit.raw_len, hit.crc, hit.codec);
+        found++;
+        uint32_t last = HEAD_BYTES - 1 + MIN(hit.stored_len, PREFETCH_MAX);
+        for (uint32_t at = 64; at < last; at += 64) /* as often for all records of a length: no wrong guesses of the CPU */
+            prefetch(p->head + at);
+        prefetch(p->head + last);
+    }
+    return found;
+}
+
+size_t dram_lookup(struct dram *d, uint32_t space, const uint64_t *ordinals, size_t n, struct extent *extents, const void **views,
+                   dram_copy_fn *copy, void *user)
+{
+    struct lookup l;
+    size_t groups = (n + GROUP - 1) / GROUP, found = 0;
+    l.d = d;
+    l.space = key_of(space, 0);
+    l.ordinals = ordinals;
+    l.n = n;
+    l.copy = copy;
+    l.user = user;
+    table_parts(d, &l.parts);
+    l.largest = l.parts.at[l.parts.largest];
+    for (size_t g = 0; g < groups + STEPS - 1; g++) {
+        if (g < groups)
+            ask_lines(&l, g);
+        if (g >= 1 && g - 1 < groups)
+            ask_heads(&l, g - 1);
+        if (g >= 2 && g - 2 < groups)
+            ask_heads_again(&l, g - 2);
+        if (g >= 3)
+            found += answer(&l, g - 3, extents, views);
     }
     return found;
 }

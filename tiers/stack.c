@@ -33,7 +33,6 @@ void stack_free(struct fetch_stack *k)
     if (!k)
         return;
     free(k->ordinals);
-    free(k->hits);
     free(k->views);
     free(k->absent);
     free(k->ask);
@@ -49,7 +48,7 @@ static int grow(struct tiers_fetch *f, size_t n, struct larder_error *err)
         return err_nomem(err, sizeof(*f->stack), "a fetch");
     struct fetch_stack *k = f->stack;
     if ((n > k->cap_ordinals && GROW(k->ordinals, k->cap_ordinals, n, err)) ||
-        (n > k->cap_hits && GROW(k->hits, k->cap_hits, n, err)) || (n > k->cap_views && GROW(k->views, k->cap_views, n, err)))
+        (n > k->cap_views && GROW(k->views, k->cap_views, n, err)))
         return LARDER_ENOMEM;
     return LARDER_OK;
 }
@@ -73,19 +72,18 @@ static void *note_len(void *user, size_t i, size_t len)
     return NULL;
 }
 
-static void look_up(struct fetch_stack *k, size_t n)
+/* FIFO finds nothing now: what it has is copied when the fetch starts. */
+static void look_up(struct tiers_fetch *f, size_t n)
 {
+    struct fetch_stack *k = f->stack;
     const struct bound *b = k->b;
     if (!b->dram) {
         for (size_t i = 0; i < n; i++)
-            k->hits[i].bytes = NULL;
+            k->views[i] = NULL;
         return;
     }
-    bool fifo = b->cache->o.replacement == LARDER_REPLACE_FIFO;
-    if (fifo)
-        memset(k->views, 0, n * sizeof(*k->views));
     uint64_t begin = now_ns();
-    dram_lookup(b->cache->dram, b->dram_space, k->ordinals, n, k->hits, fifo ? note_len : NULL, k);
+    dram_lookup(b->cache->dram, b->dram_space, k->ordinals, n, f->extents, k->views, note_len, k);
     histogram_add(&b->cache->counter[TIER_DRAM].latency, now_ns() - begin);
     k->counts.dram.requests++;
 }
@@ -183,21 +181,18 @@ int stack_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t
     f->plan.n_segments = f->plan.memory = f->plan.bytes = 0;
     if (n)
         memcpy(k->ordinals, ordinals, n * sizeof(*ordinals));
-    look_up(k, n);
+    bool fifo = k->b->dram && k->b->cache->o.replacement == LARDER_REPLACE_FIFO;
+    look_up(f, n);
     for (size_t i = 0; i < n; i++) {
-        const struct cached *h = &k->hits[i];
         if (unlikely(ordinals[i] >= samples))
             return no_sample(f, ordinals[i], err);
-        if (likely(h->bytes != NULL)) {
-            f->extents[i] = extent_cached(ordinals[i], h->stored_len, h->raw_len, h->crc, h->codec);
-            k->views[i] = h->bytes;
-            dram_bytes += h->stored_len;
+        if (likely(k->views[i] && !fifo)) {
+            dram_bytes += f->extents[i].stored_len;
             continue;
         }
         if (k->n_absent >= k->cap_absent && (rc = grow_absent(k, MAX(n - i + k->n_absent, (size_t)16), err)))
             return rc;
-        bool copy = k->b->dram && k->b->cache->o.replacement == LARDER_REPLACE_FIFO && k->views[i];
-        k->absent[k->n_absent++] = (struct absent){.i = (uint32_t)i, .from = copy ? FROM_COPY : FROM_ORIGIN, .at = NO_ROOM};
+        k->absent[k->n_absent++] = (struct absent){.i = (uint32_t)i, .from = k->views[i] ? FROM_COPY : FROM_ORIGIN, .at = NO_ROOM};
     }
     k->counts.dram.bytes = dram_bytes;
     k->counts.dram.hits = n - k->n_absent;
@@ -379,12 +374,12 @@ static bool look_again(struct tiers_fetch *f, size_t j)
     struct fetch_stack *k = f->stack;
     struct absent *a = &k->absent[j];
     struct copying where = {f, j};
-    struct cached hit = {0};
-    if (!k->b->dram)
+    struct extent e;
+    const void *view;
+    if (!k->b->dram || !dram_lookup(k->b->cache->dram, k->b->dram_space, &k->ordinals[a->i], 1, &e, &view, copy_to, &where))
         return false;
-    bool fifo = k->b->cache->o.replacement == LARDER_REPLACE_FIFO;
-    dram_lookup(k->b->cache->dram, k->b->dram_space, &k->ordinals[a->i], 1, &hit, fifo ? copy_to : NULL, &where);
-    if (!hit.bytes || !as_planned(a, &hit))
+    struct cached hit = {view, e.stored_len, e.raw_len, e.crc, e.codec};
+    if (!as_planned(a, &hit))
         return false;
     take(f, a, &hit, TIER_DRAM);
     return true;

@@ -88,12 +88,11 @@ struct absent {
 struct fetch_stack {
     struct bound *b;
     uint64_t *ordinals;
-    struct cached *hits;
     const void **views;
     struct absent *absent;
     uint64_t *ask;           /* ordinals of a part of the records */
     struct extent *extents;  /* theirs */
-    size_t cap_ordinals, cap_hits, cap_views, cap_absent, cap_ask, cap_extents;
+    size_t cap_ordinals, cap_views, cap_absent, cap_ask, cap_extents;
     size_t n, n_absent, settled;
     struct plan again;       /* of the second round */
     uint8_t *again_memory;

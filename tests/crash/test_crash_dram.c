@@ -79,12 +79,13 @@ static void *copy_to(void *user, size_t i, size_t len)
 static int look(struct dram *d, uint32_t variant, uint32_t id, uint64_t key)
 {
     uint32_t len = len_of(variant, key);
-    struct cached hit;
-    if (!dram_lookup(d, id, &key, 1, &hit, copy_to, NULL))
+    struct extent hit;
+    const void *view;
+    if (!dram_lookup(d, id, &key, 1, &hit, &view, copy_to, NULL))
         return 0;
     content(variant, key, truth, len);
     return hit.stored_len == len && hit.raw_len == len + key % 2 && hit.crc == (uint32_t)key && hit.codec == key % 3 &&
-           memcmp(hit.bytes, truth, len) == 0 ? 1 : -1;
+           memcmp(view, truth, len) == 0 ? 1 : -1;
 }
 
 static int put(struct dram *d, uint32_t variant, uint32_t id, uint64_t key)

@@ -182,9 +182,11 @@ static void *copy_to(void *user, size_t i, size_t len)
 /* Looks a record up and, if it is absent, has it admitted. True: a hit. */
 static bool want(struct node *n, uint64_t ordinal, uint32_t len)
 {
-    struct cached c = {record, len, len, (uint32_t)ordinal, 0}, hit;
+    struct cached c = {record, len, len, (uint32_t)ordinal, 0};
+    struct extent hit;
+    const void *view;
 
-    if (dram_lookup(n->d, n->space, &ordinal, 1, &hit, copy_to, NULL)) {
+    if (dram_lookup(n->d, n->space, &ordinal, 1, &hit, &view, copy_to, NULL)) {
         CHECK(hit.stored_len == len && hit.crc == (uint32_t)ordinal);
         return true;
     }

@@ -220,14 +220,15 @@ static uint32_t size_for(uint64_t *rng, int kind)
 
 static void check_lookup(struct dram *d, const struct model *m, uint32_t space, uint32_t id, uint64_t key, bool bytes)
 {
-    struct cached hit;
-    bool found = dram_lookup(d, id, &key, 1, &hit, copy_to, NULL), expect = m->held[space][key] >= 0;
+    struct extent hit;
+    const void *view;
+    bool found = dram_lookup(d, id, &key, 1, &hit, &view, copy_to, NULL), expect = m->held[space][key] >= 0;
     REQUIRE_EQ(found, expect);
     if (!found || !bytes)
         return;
     REQUIRE_EQ(hit.stored_len, m->len[space][key]);
     content(key * 7 + space, bytes_a, hit.stored_len);
-    CHECK_MEM(hit.bytes, bytes_a, hit.stored_len);
+    CHECK_MEM(view, bytes_a, hit.stored_len);
 }
 
 static void run_model(uint64_t seed, bool fifo)

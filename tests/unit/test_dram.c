@@ -65,11 +65,22 @@ static void *copy_to(void *user, size_t i, size_t len)
     return len <= sizeof copied ? copied : NULL;
 }
 
+/* One record; false and hit->bytes NULL: it is not there. */
+static bool look(struct dram *d, uint32_t space, uint64_t ordinal, struct cached *hit, dram_copy_fn *copy, void *user)
+{
+    struct extent e;
+    size_t found = dram_lookup(d, space, &ordinal, 1, &e, &hit->bytes, copy, user);
+    CHECK_EQ(found, hit->bytes != NULL);
+    if (found)
+        *hit = (struct cached){hit->bytes, e.stored_len, e.raw_len, e.crc, e.codec};
+    return found;
+}
+
 /* Is it there, and are its bytes and numbers right? */
 static bool there(struct dram *d, uint32_t space, uint64_t ordinal, uint32_t len)
 {
     struct cached hit;
-    if (dram_lookup(d, space, &ordinal, 1, &hit, copy_to, NULL) == 0) {
+    if (!look(d, space, ordinal, &hit, copy_to, NULL)) {
         CHECK(!hit.bytes);
         return false;
     }
@@ -120,7 +131,7 @@ TEST(a_view_is_the_arenas)
     CHECK_EQ(dram_admit(d, space, ordinal, &r, &view), LARDER_OK);
     CHECK(view.bytes != bytes && view.stored_len == 40 && view.raw_len == 40 && view.crc == 1 && view.codec == 2);
     CHECK_MEM(view.bytes, bytes, 40);
-    CHECK_EQ(dram_lookup(d, space, &ordinal, 1, &hit, NULL, NULL), 1);
+    CHECK(look(d, space, ordinal, &hit, NULL, NULL));
     CHECK(hit.bytes == view.bytes);
     arena_close(d);
 }
@@ -319,7 +330,8 @@ TEST(batches_with_misses_and_duplicates)
     struct dram *d = arena(32 * MIB, REPLACE_NONE, NULL);
     uint32_t space = space_of(d, 0);
     static uint64_t ordinals[1000];
-    static struct cached hits[1000];
+    static struct extent extents[1000];
+    static const void *views[1000];
     uint64_t rng = 5;
     for (uint64_t o = 0; o < 30000; o += 2)
         REQUIRE_EQ(admit(d, space, o, 100 + (uint32_t)o % 50), LARDER_OK);
@@ -329,13 +341,14 @@ TEST(batches_with_misses_and_duplicates)
             ordinals[i] = rng_below(&rng, 31000);
             expect += ordinals[i] % 2 == 0 && ordinals[i] < 30000;
         }
-        CHECK_EQ(dram_lookup(d, space, ordinals, n, hits, NULL, NULL), expect);
+        CHECK_EQ(dram_lookup(d, space, ordinals, n, extents, views, NULL, NULL), expect);
         for (size_t i = 0; i < n; i++) {
-            CHECK_EQ(hits[i].bytes != NULL, ordinals[i] % 2 == 0 && ordinals[i] < 30000);
-            if (hits[i].bytes) {
+            CHECK_EQ(views[i] != NULL, ordinals[i] % 2 == 0 && ordinals[i] < 30000);
+            if (views[i]) {
                 content(ordinals[i] << 8 | space, scratch, 150);
-                CHECK_EQ(hits[i].stored_len, 100 + ordinals[i] % 50);
-                CHECK_MEM(hits[i].bytes, scratch, hits[i].stored_len);
+                CHECK(extents[i].shard == EXTENT_CACHED && extents[i].offset == ordinals[i] && extents[i].checked);
+                CHECK_EQ(extents[i].stored_len, 100 + ordinals[i] % 50);
+                CHECK_MEM(views[i], scratch, extents[i].stored_len);
             }
         }
     }
@@ -523,7 +536,7 @@ static void *work_main(void *arg)
         uint32_t len = len_of(o);
         struct cached hit;
         content(o, w->from, len);
-        if (dram_lookup(w->d, w->space, &o, 1, &hit, worker_copy, w)) {
+        if (look(w->d, w->space, o, &hit, worker_copy, w)) {
             w->hits++;
             CHECK(hit.stored_len == len && memcmp(hit.bytes, w->from, len) == 0);
             continue;
