@@ -127,14 +127,12 @@ static int split_uri(const char *uri, struct s3_place *p, struct larder_error *e
 
 /* ---- endpoint ---- */
 
-/* What an endpoint's URL says: scheme, host as a Host header has it, path without the slash at its end. */
-struct endpoint { char *scheme, *host, *path; bool aws, address; };
-
-static void endpoint_release(struct endpoint *e)
+void s3_endpoint_release(struct s3_endpoint *e)
 {
     free(e->scheme);
     free(e->host);
     free(e->path);
+    memset(e, 0, sizeof(*e));
 }
 
 static bool port_ok(const char *digits, size_t len, unsigned *port)
@@ -201,7 +199,7 @@ static bool ends_with(const char *text, const char *end)
     return n >= m && strcasecmp(text + n - m, end) == 0;
 }
 
-static int parse_endpoint(const char *url, struct endpoint *e, struct larder_error *err)
+int s3_endpoint_parse(const char *url, struct s3_endpoint *e, struct larder_error *err)
 {
     bool tls = strncasecmp(url, "https://", 8) == 0;
     const char *from = tls ? url + 8 : url + 7;
@@ -209,6 +207,7 @@ static int parse_endpoint(const char *url, struct endpoint *e, struct larder_err
     size_t host_len;
     unsigned port;
 
+    memset(e, 0, sizeof(*e));
     if (!tls && strncasecmp(url, "http://", 7) != 0)
         return err_set(err, LARDER_EINVAL, "endpoint: give http://host[:port] or https://host[:port][/path], not \"%.40s\"",
                        strchr(url, '@') ? "..." : url);
@@ -227,7 +226,7 @@ static int parse_endpoint(const char *url, struct endpoint *e, struct larder_err
     e->host = port == 0 || port == (tls ? 443 : 80) ? strndup(from, host_len) : format_text("%.*s:%u", (int)host_len, from, port);
     e->path = strndup(path, path_len);
     if (!e->scheme || !e->host || !e->path)
-        return err_nomem(err, strlen(url), "endpoint");
+        return err_nomem(err, strlen(url), "endpoint"); /* the caller releases in any case */
     for (char *c = e->host; *c; c++)
         if (*c >= 'A' && *c <= 'Z')
             *c = (char)(*c - 'A' + 'a');
@@ -239,7 +238,7 @@ static int parse_endpoint(const char *url, struct endpoint *e, struct larder_err
     return LARDER_OK;
 }
 
-static int aws_endpoint(const char *region, struct endpoint *e, struct larder_error *err)
+static int aws_endpoint(const char *region, struct s3_endpoint *e, struct larder_error *err)
 {
     e->scheme = strdup("https");
     e->host = format_text("s3.%s.amazonaws.com%s", region, strncmp(region, "cn-", 3) == 0 ? ".cn" : "");
@@ -296,7 +295,7 @@ static int addressing_of(const struct larder_remote_options *o, const struct s3_
     return style && strcasecmp(style, "virtual") == 0 ? LARDER_S3_VIRTUAL : LARDER_S3_AUTO;
 }
 
-static int place_at(const char *uri, const struct endpoint *e, int addressing, struct s3_place *p, struct larder_error *err)
+static int place_at(const char *uri, const struct s3_endpoint *e, int addressing, struct s3_place *p, struct larder_error *err)
 {
     bool virtual = addressing == LARDER_S3_VIRTUAL || (addressing == LARDER_S3_AUTO && e->aws && !strchr(p->bucket, '.'));
     const char *fault = bucket_fault(p->bucket, !e->aws && !virtual);
@@ -316,7 +315,7 @@ static int place_at(const char *uri, const struct endpoint *e, int addressing, s
 int s3_place_parse(const char *uri, const struct larder_remote_options *o, const struct s3_creds *c, struct s3_place *p,
                    struct larder_error *err)
 {
-    struct endpoint e = {NULL};
+    struct s3_endpoint e = {NULL};
     struct s3_place out = {.requester_pays = o && o->requester_pays};
     const char *url = endpoint_of(o, c);
     int rc = split_uri(uri, &out, err);
@@ -324,10 +323,10 @@ int s3_place_parse(const char *uri, const struct larder_remote_options *o, const
     if (rc == LARDER_OK)
         rc = region_of(o, c, &out.region, err);
     if (rc == LARDER_OK)
-        rc = url ? parse_endpoint(url, &e, err) : aws_endpoint(out.region, &e, err);
+        rc = url ? s3_endpoint_parse(url, &e, err) : aws_endpoint(out.region, &e, err);
     if (rc == LARDER_OK)
         rc = place_at(uri, &e, addressing_of(o, c), &out, err);
-    endpoint_release(&e);
+    s3_endpoint_release(&e);
     if (rc)
         s3_place_release(&out);
     else

@@ -4,6 +4,7 @@
  *
  *     s3_sign.c    pure: SigV4, key encoding, the times it needs (sole user of OpenSSL)
  *     s3_creds.c   the chain of credential sources, refreshed before they expire
+ *     s3_ini.c     pure: the syntax of the shared files
  *     s3.c         buckets and keys to URLs, headers of a request
  *     s3_xml.c     error documents, listings, multipart answers (sole user of expat)
  *
@@ -48,6 +49,14 @@ void md5_hex(const void *data, size_t len, char out[33]);    /* what a single PU
 uint64_t http_date(const char *text);
 uint64_t iso_date(const char *text);
 
+/* ---- s3_ini.c: pure ---- */
+
+/* Each setting of a shared file, in order: section without brackets ("default", "profile ml"), name in lower case ("region";
+ * "s3.endpoint_url" where nested), value. A section itself comes with name and value "". Whatever else stands there is passed over.
+ * fn: nonzero stops and is returned. */
+typedef int s3_ini_fn(void *user, const char *section, const char *name, const char *value);
+int s3_ini_parse(const char *text, size_t len, s3_ini_fn *fn, void *user, struct larder_error *err);
+
 /* ---- s3_creds.c ---- */
 
 struct s3_creds;
@@ -66,11 +75,12 @@ int s3_creds_get(struct s3_creds *c, struct s3_key *key, struct larder_error *er
 /* The same without blocking: false when they have to be fetched first (a fetch is then begun; done(user) is called on a loop's
  * thread when it ended, well or not: ask again). */
 bool s3_creds_try(struct s3_creds *c, struct s3_key *key, int *rc, struct larder_error *err, void (*done)(void *user), void *user);
-/* A server says that this key is expired or unknown: fetch anew before its next use. */
-void s3_creds_refused(struct s3_creds *c, const struct s3_key *key);
+/* A server says that this key is expired or unknown: it is fetched anew before the next use. False: there is no other to be had. */
+bool s3_creds_refused(struct s3_creds *c, const struct s3_key *key);
 /* "environment", "~/.aws/credentials (profile ml)", ...: for messages. Static or borrowed. */
 const char *s3_creds_source(const struct s3_creds *c);
-/* From the profile, when it says so: region, endpoint_url; NULL else. */
+/* From the profile, when it says so: "region", "endpoint_url", "s3.endpoint_url" (its services section too), "s3.addressing_style",
+ * ...; never a secret; NULL else. Borrowed. */
 const char *s3_creds_setting(const struct s3_creds *c, const char *name);
 
 /* ---- s3.c ---- */
@@ -89,6 +99,10 @@ struct s3_place {
 int s3_place_parse(const char *uri, const struct larder_remote_options *o, const struct s3_creds *c, struct s3_place *p,
                    struct larder_error *err);
 void s3_place_release(struct s3_place *p);
+/* What an endpoint's URL says: scheme, host as a Host header has it (no port that is the scheme's), path without '/' at its end. */
+struct s3_endpoint { char *scheme, *host, *path; bool aws, address; };
+int s3_endpoint_parse(const char *url, struct s3_endpoint *e, struct larder_error *err);
+void s3_endpoint_release(struct s3_endpoint *e);
 
 /* ---- s3_xml.c ---- */
 
