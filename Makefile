@@ -56,7 +56,7 @@ DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev li
 	libarchive-dev libxxhash-dev zlib1g-dev
 DEB_DEMO := libjpeg62-turbo-dev
 DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
-	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 faketime curl openssl
+	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 python3-swift faketime curl openssl
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)

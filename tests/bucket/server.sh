@@ -4,10 +4,11 @@
 #
 #   server.sh start DIR [PID]   Ceph radosgw, and what "proxy" starts, with their state in the new folder DIR
 #   server.sh proxy DIR [PID]   nginx alone: the fault proxy in front of $S3_ENDPOINT, and a web server
+#   server.sh swift DIR [PID]   OpenStack Swift with its s3api: $SWIFT_ENDPOINT, $SWIFT_KEY and $SWIFT_SECRET are the credentials
 #   server.sh stop DIR          ends what was started with DIR and removes DIR
-#   server.sh have ceph|nginx|boto3   status 0: installed; else says which Debian packages are missing
+#   server.sh have ceph|nginx|boto3|swift   status 0: installed; else says which Debian packages are missing
 #
-# start and proxy print lines for eval and return when the servers answer:
+# start, proxy and swift print lines for eval and return when the servers answer:
 #
 #   eval "$(tests/bucket/server.sh start /tmp/x $$)"
 #
@@ -35,7 +36,8 @@ have() {
     nginx) [ -e $lua_modules/ngx_http_lua_module.so ] && command -v nginx >/dev/null ||
         { echo "no nginx-light or libnginx-mod-http-lua: make deps-check"; return 1; } ;;
     boto3) "$PYTHON" -c 'import boto3' 2>/dev/null || { echo "no python3-boto3: make deps-check"; return 1; } ;;
-    *) fail "have $1: ceph, nginx or boto3" ;;
+    swift) "$PYTHON" -c 'import swift' 2>/dev/null || { echo "no python3-swift: make deps-check"; return 1; } ;;
+    *) fail "have $1: ceph, nginx, boto3 or swift" ;;
     esac
 }
 
@@ -192,6 +194,20 @@ export WEB=http://127.0.0.1:$web WEB_PROXY=http://127.0.0.1:$web_proxy WEB_ROOT=
 ENV
 }
 
+# --------------------------------------------------------------------------------------------- Swift
+
+start_swift() {
+    local proxy account container object
+    have swift >&2
+    read -r proxy account container object < <(free_ports 4)
+    export PYTHONPATH=$here PYTHONDONTWRITEBYTECODE=1
+    "$PYTHON" "$here/openstack.py" setup "$dir" "$proxy" "$account" "$container" "$object"
+    for kind in account container object proxy; do daemon $kind "$PYTHON" "$here/openstack.py" serve "$dir" $kind; done
+    wait_for 120 curl -sf -o /dev/null "http://127.0.0.1:$proxy/info"
+    for port in $account $container $object; do wait_for 60 curl -s -o /dev/null "http://127.0.0.1:$port/"; done
+    echo "export SWIFT_ENDPOINT=http://127.0.0.1:$proxy SWIFT_KEY=test:tester SWIFT_SECRET=testsecret" >"$dir/env"
+}
+
 # -------------------------------------------------------------------------------------------- keeper
 
 # keep WHAT OWNER: runs in a session of its own until it is told to stop or the owner has gone.
@@ -200,9 +216,15 @@ keep() {
     pids=() # not local: the trap reads it
     trap 'exit 0' TERM INT HUP
     trap 'for p in "${pids[@]}"; do kill -KILL "$p" 2>/dev/null; done; wait; rm -rf --one-file-system "$dir"' EXIT
-    [ "$what" = proxy ] || start_ceph
-    start_nginx
-    echo "export S3_SERVER=$dir" >>"$dir/env"
+    case $what in
+    start)
+        start_ceph
+        start_nginx
+        echo "export S3_SERVER=$dir" >>"$dir/env"
+        ;;
+    proxy) start_nginx ;;
+    swift) start_swift ;;
+    esac
     mv "$dir/env" "$dir/ready"
     end=$((SECONDS + ${SERVER_SECONDS:-7200}))
     # A sleep that a signal ends; the owner is looked at once a second.
@@ -243,11 +265,11 @@ stop() {
     fail "$dir is still there"
 }
 
-[ $# -ge 2 ] || fail "usage: server.sh start|proxy DIR [PID] | stop DIR | have WHAT"
+[ $# -ge 2 ] || fail "usage: server.sh start|proxy|swift DIR [PID] | stop DIR | have WHAT"
 [ "$1" != have ] || { have "$2"; exit; }
 case $2 in /*) dir=$2 ;; *) dir=$PWD/$2 ;; esac
 case $1 in
-start | proxy) start "$1" "${3:-0}" ;;
+start | proxy | swift) start "$1" "${3:-0}" ;;
 keep) keep "$3" "$4" ;;
 stop) stop ;;
 *) fail "unknown command $1" ;;
