@@ -321,9 +321,30 @@ static void serve(struct http_transfer *t)
     }
 }
 
+static bool held; /* under fake_lock */
+
+/* Holds the answer back until serve_now. */
+static void serve_later(struct http_transfer *t)
+{
+    pthread_mutex_lock(&fake_lock);
+    while (held)
+        pthread_cond_wait(&fake_changed, &fake_lock);
+    pthread_mutex_unlock(&fake_lock);
+    serve(t);
+}
+
+static void serve_now(void)
+{
+    pthread_mutex_lock(&fake_lock);
+    held = false;
+    pthread_cond_broadcast(&fake_changed);
+    pthread_mutex_unlock(&fake_lock);
+}
+
 static void serving(void)
 {
     fake_answer = serve;
+    held = true;
     atomic_store(&serial, 1);
     atomic_store(&lifetime_s, 3600);
     atomic_store(&fail_status, 0);
@@ -577,8 +598,10 @@ TEST(failed_refresh_keeps_the_old_one)
     struct larder_error err;
     struct s3_key k;
     int rc;
-    /* the first fetch without the refresh that a get would begin */
+    /* the first fetch, without the refresh that an answer would begin */
+    fake_answer = serve_later;
     CHECK(!s3_creds_try(c, &k, &rc, &err, free, NULL));
+    serve_now();
     CHECK_EQ(fake_settle(), 1);
     atomic_store(&fail_status, 403);
     atomic_store(&fail_count, -1);
@@ -627,11 +650,11 @@ TEST(without_waiting)
     struct s3_key k;
     int rc, asked = 0;
 
-    for (int i = 0; i < 5; i++) {
+    fake_answer = serve_later;
+    for (int i = 0; i < 5; i++)
         asked += !s3_creds_try(a.c, &k, &rc, &err, was_called, &a);
-        s3_key_release(&k);
-    }
-    CHECK(asked >= 1); /* the answer may come between two of them */
+    CHECK_EQ(asked, 5);
+    serve_now();
     CHECK_EQ(fake_settle(), 1);
     CHECK_EQ(atomic_load(&a.called), asked);
     CHECK(s3_creds_try(a.c, &k, &rc, &err, was_called, &a));
@@ -640,7 +663,9 @@ TEST(without_waiting)
     CHECK(s3_creds_refused(a.c, &k));
     s3_key_release(&k);
     atomic_store(&fail_status, 403);
+    held = true; /* nothing runs */
     CHECK(!s3_creds_try(a.c, &k, &rc, &err, was_called, &a));
+    serve_now();
     fake_settle();
     CHECK_EQ(atomic_load(&a.called), asked + 1);
     s3_creds_close(a.c);
