@@ -41,8 +41,8 @@ struct share_options {
     uint64_t bytes;        /* of the region if it has to be made; memory is used as it is touched */
     share_init_fn *init; void *user;
 };
-/* Joins the region of that name, or makes it; a private one when whoever holds it does not answer within 200 ms (share_warning says
- * so). Memory goes back to the kernel with the last process, however it ends; nothing is left in any file system. */
+/* Joins the region of that name, or makes it; a private one when whoever holds it does not answer within 200 ms, or when it has
+ * SHARE_PROCESSES_MAX members (share_warning says so). Memory goes back to the kernel with the last process, however it ends; nothing is left in any file system. */
 int share_open(const struct share_options *o, struct share **s, struct larder_error *err);
 void share_close(struct share *s);
 void *share_base(const struct share *s);

@@ -8,8 +8,8 @@
  * The name is an abstract socket, the memory a memfd: both are gone with the last process that holds them, also after kill -9, and
  * no file system ever sees them. Every member polls the same listening socket, so a name is answered as long as one member
  * lives and runs: poll wakes all of them, and one that is stopped keeps nobody waiting. The region is answered for only after
- * it was laid out. Who is not answered within 200 ms (strangers hold the name, all members are stopped) works in private
- * memory and says so.
+ * it was laid out. Who is not answered within 200 ms (strangers hold the name, all members are stopped), or finds
+ * SHARE_PROCESSES_MAX members there, works in private memory and says so.
  *
  * A member holds a POSIX record lock on its byte of the memfd, which the kernel releases when it dies; its use count, in the
  * region's last page, tells it from earlier owners of the byte. Those locks belong to the process, and closing any descriptor of
@@ -159,10 +159,6 @@ static bool lock_byte(int fd, unsigned slot, short type)
 
 static int become_member(struct share *s, struct larder_error *err)
 {
-    if (s->memfd < 0) {
-        s->member = 1u << 8;
-        return LARDER_OK;
-    }
     for (unsigned slot = 0; slot < SHARE_PROCESSES_MAX; slot++)
         if (lock_byte(s->memfd, slot, F_WRLCK)) {
             uint32_t use = (atomic_fetch_add(&s->head->uses[slot], 1) + 1) & 0xffffff;
@@ -171,7 +167,7 @@ static int become_member(struct share *s, struct larder_error *err)
             s->member = use << 8 | slot;
             return LARDER_OK;
         }
-    return err_set(err, LARDER_EBUSY, "%u processes use the cache '%s' already", SHARE_PROCESSES_MAX, s->name);
+    return err_set(err, LARDER_EBUSY, "%u processes share the cache '%s' already", SHARE_PROCESSES_MAX, s->name);
 }
 
 uint32_t share_member(const struct share *s) { return s->member; }
@@ -382,7 +378,20 @@ static bool name_good(const char *name)
 static int open_private(struct share *s, const struct share_options *o, struct larder_error *err)
 {
     s->memfd = s->listener = -1;
+    s->member = 1u << 8;
     return make_region(s, o, err);
+}
+
+/* What was joined is left again. */
+static void unjoin(struct share *s)
+{
+    munmap(s->map, s->map_len);
+    close(s->listener);
+    close(s->memfd);
+    s->map = NULL;
+    s->head = NULL;
+    s->joined = false;
+    s->memfd = s->listener = -1;
 }
 
 static int open_shared(struct share *s, const struct share_options *o, struct larder_error *err)
@@ -395,6 +404,14 @@ static int open_shared(struct share *s, const struct share_options *o, struct la
     }
     if (!rc && s->head->magic != HEAD_MAGIC)
         rc = err_set(err, LARDER_EVERSION, "cache '%s' is in use by another version of larder: use another name", o->name);
+    if (!rc)
+        rc = become_member(s, err);
+    if (rc == LARDER_EBUSY && s->joined) {
+        unjoin(s);
+        snprintf(s->warning, sizeof(s->warning), "cache '%s': %u processes share it already, and more cannot: this one's memory is "
+                 "its own", o->name, SHARE_PROCESSES_MAX);
+        return open_private(s, o, err);
+    }
     return rc ? rc : start_answering(s, err);
 }
 
@@ -427,8 +444,6 @@ int share_open(const struct share_options *o, struct share **out, struct larder_
         s->pid = getpid();
         snprintf(s->name, sizeof(s->name), "%s", o->name ? o->name : "");
         rc = o->name ? open_shared(s, o, err) : open_private(s, o, err);
-        if (!rc)
-            rc = become_member(s, err);
     }
     if (!rc && o->name) {
         s->next = regions.list;

@@ -188,6 +188,33 @@ TEST(a_stopped_member_keeps_nobody_waiting)
     end(b);
 }
 
+/* One more than can share a region works alone, and with them again when one has gone. */
+TEST(more_processes_than_it_takes)
+{
+    FORKS();
+    int inits = 0;
+    const char *name = fresh_name();
+    static pid_t members[SHARE_PROCESSES_MAX];
+    for (unsigned i = 0; i < SHARE_PROCESSES_MAX; i++)
+        members[i] = spawn_member(name, i % 8);
+    struct share *s = open_region(name, 70000, &inits);
+    REQUIRE(s);
+    CHECK(share_private(s) && !share_joined(s));
+    CHECK_EQ(inits, 1);
+    CHECK_EQ(share_bytes(s), 70000);
+    CHECK(share_warning(s) && strstr(share_warning(s), "256 processes share it already"));
+    CHECK(share_alive(s, share_member(s)));
+    share_close(s);
+    end(members[7]);
+    s = open_region(name, 70000, &inits);
+    CHECK(!share_private(s) && share_joined(s) && !share_warning(s));
+    CHECK_EQ(inits, 1);
+    share_close(s);
+    for (unsigned i = 0; i < SHARE_PROCESSES_MAX; i++)
+        if (i != 7)
+            end(members[i]);
+}
+
 TEST(a_forked_child_answers_for_nobody)
 {
     FORKS();
