@@ -53,11 +53,10 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 
 # "command=package" is satisfied by the command, a bare name by the Debian package.
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
-	libarchive-dev libxxhash-dev zlib1g-dev
-DEB_DEMO := libjpeg62-turbo-dev
-DEB_CHECK := $(DEB_DEMO) python3 clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
+	libarchive-dev libxxhash-dev zlib1g-dev libjpeg62-turbo-dev libpng-dev libwebp-dev
+DEB_CHECK := python3 python3-pil clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
 	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 python3-swift faketime curl openssl
-PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat
+PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat libjpeg libpng libwebp
 
 # $(call pkg,--cflags|--libs,name,what to use where pkg-config does not know the name)
 pkg = $(shell $(PKG_CONFIG) --exists $(2) 2>/dev/null && $(PKG_CONFIG) $(1) $(2) || echo "$(3)")
@@ -148,7 +147,7 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB)
 		$$(sed -n 's|^/\* LIBS: \(.*\) \*/$$|\1|p' tests/$*.c)
 
 -include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(patsubst %,%.d,$(UNIT) $(MODEL) $(FAULT) $(CRASH) $(BUCKET) $(EXAMPLES) $(FUZZ)) \
-	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d
+	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d $(BUILD)/tests/data/pixels.d
 
 # ---- tests
 
@@ -171,7 +170,7 @@ fault: $(FAULT) tools
 	@$(RUN) fault $(FAULT) $(wildcard tests/fault/test_*.sh)
 crash: $(CRASH) tools
 	@$(RUN) crash $(CRASH) $(wildcard tests/crash/*.sh tests/crash/test_*.py)
-e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs
+e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs $(BUILD)/tests/data/pixels
 	@$(RUN) e2e $(wildcard tests/e2e/test_*.sh tests/e2e/test_*.py)
 bucket: all $(BUCKET) $(BUILD)/tests/data/mkjpegs
 	@$(subst tests/run.sh,tests/bucket/run.sh,$(RUN)) $(BUCKET) $(wildcard tests/bucket/test_*.sh tests/bucket/test_*.py)
@@ -241,7 +240,7 @@ demo: deps
 
 ## deps: install what building needs (Debian: apt-get, sudo when not root, only what is missing)
 deps:
-	@DEPS_PREFIX='$(DEPS_PREFIX)' PKG_CONFIG='$(PKG_CONFIG)' bash tests/deps.sh "$(PKGS)" $(DEB_BUILD) $(DEB_DEMO)
+	@DEPS_PREFIX='$(DEPS_PREFIX)' PKG_CONFIG='$(PKG_CONFIG)' bash tests/deps.sh "$(PKGS)" $(DEB_BUILD)
 ## deps-check: deps and what the tests need
 deps-check:
 	@DEPS_PREFIX='$(DEPS_PREFIX)' PKG_CONFIG='$(PKG_CONFIG)' bash tests/deps.sh "$(PKGS)" $(DEB_BUILD) $(DEB_CHECK)

@@ -38,4 +38,47 @@ const char *sniff_extension(const void *data, size_t len);
 /* The field type that a file's extension (without dot, any case) stands for; LARDER_BYTES when unknown. */
 int extension_type(const char *ext, size_t len);
 
+/* ---- images: jpeg.c, png.c, webp.c decode rows, resize.c makes of them what was asked for, image.c sniffs ---- */
+
+enum image_kind { IMAGE_JPEG = 1, IMAGE_PNG, IMAGE_WEBP };
+struct image_info {
+    int kind;
+    uint32_t width, height;  /* as stored, before orientation */
+    int orientation;         /* EXIF, 1..8; 1 where absent or nonsense */
+};
+enum image_filter { IMAGE_BILINEAR, IMAGE_BICUBIC, IMAGE_NEAREST };
+enum image_dtype { IMAGE_U8, IMAGE_F16, IMAGE_BF16, IMAGE_F32 };
+static inline size_t image_dtype_bytes(int dtype) { return dtype == IMAGE_U8 ? 1 : dtype == IMAGE_F32 ? 4 : 2; }
+
+/* What to make of an image: the pixels of a crop, scaled, as RGB. */
+struct image_job {
+    uint32_t x, y, w, h;         /* the crop, in pixels of the image as stored; w 0: all of it */
+    uint32_t width, height;      /* of the result */
+    int filter;                  /* enum image_filter, as PIL's */
+    bool no_antialias;           /* the filter's support does not grow when the image shrinks */
+    bool flip;                   /* left and right change places */
+    bool exact;                  /* JPEG: no scaling in the DCT: within 2 levels of PIL */
+    int dtype;                   /* enum image_dtype */
+    bool planar;                 /* NCHW, else NHWC */
+    const float *mean, *std;     /* [3] in units of 0..1; NULL: values are 0..1 (0..255 for U8, which takes neither) */
+    uint64_t pixels_max;         /* larger images are refused; 0: 2^28 */
+};
+/* Bytes of the result. */
+static inline size_t image_job_bytes(const struct image_job *j)
+{
+    return (size_t)j->width * j->height * 3 * image_dtype_bytes(j->dtype);
+}
+
+/* Working memory for images: one a thread. */
+struct image_decoder;
+int image_decoder_new(struct image_decoder **d, struct larder_error *err);
+void image_decoder_free(struct image_decoder *d);
+/* Reads the header of an image, whose bytes are borrowed until the next one is opened. ECORRUPT: no image, damaged, or of a kind that is not
+ * known (says what the bytes look like). */
+int image_open(struct image_decoder *d, const void *data, size_t len, struct image_info *info, struct larder_error *err);
+/* Decodes what the job needs of the opened image and no more: rows and columns outside the crop are passed over. Any number of
+ * times. out: image_job_bytes(). All modes become RGB as PIL's convert("RGB") makes them. ECORRUPT: damaged, with what is wrong;
+ * EINVAL: the crop is not in the image; ENOMEM. What out holds after a failure is undefined. */
+int image_render(struct image_decoder *d, const struct image_job *job, void *out, struct larder_error *err);
+
 #endif

@@ -1,0 +1,441 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * resize.c - scales rows of RGB while they are decoded, by PIL's filters, and writes pixels of the wanted type.
+ *
+ * A filter's weights are those of PIL's ImagingResample: for each output pixel a run of input pixels, its support growing with the
+ * scale unless antialias is off. The vertical pass comes first: an output row is the weighted sum of input rows, which lie in a ring
+ * just long enough for one run, so that they stay in the nearest cache from decoder to use; it is 16-bit fixed point and goes
+ * through the horizontal pass at once.
+ *
+ *     decoder -> ring of rows (u8) --vertical, Q15 weights--> one row (Q7) --horizontal, Q14 weights--> u8 -> dtype, layout
+ *
+ * Bicubic weights overshoot, and what PIL sees in between is cut to 0..255 after its horizontal pass: so with them each row goes through that
+ * first, into a ring of its own, as it comes.
+ *
+ *     decoder -> ring --horizontal, Q14--> second ring (u8) --vertical, Q14--> one row (Q6) -> u8 -> dtype, layout
+ *
+ * Weights are rounded so that each run's sum is exactly one: a flat area stays flat. A mirrored result is the horizontal runs in
+ * reverse order. Vector and plain code compute the same bits: what a sample looks like does not depend on the machine.
+ *
+ * Threads: one at a time.
+ */
+#include "store/codec/codec_int.h"
+
+#include <math.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define PAD_PIXELS 16u     /* behind a row: vectors read beyond its end, and multiply by zero */
+#define TAPS_STEP 4u       /* horizontal taps a step */
+#define SIDE_MAX (1u << 20)
+
+/* One direction: output i is the sum of coef[i * taps + k] * input[start[i] + k]. */
+struct axis { uint32_t *start; uint16_t *n; int16_t *coef; uint32_t taps; size_t cap_start, cap_n, cap_coef; };
+
+struct resize {
+    struct axis v, h;
+    struct resize_input in;
+    uint32_t width, height;    /* of the result */
+    uint32_t next;             /* output row */
+    bool rows_first;           /* the horizontal pass comes first */
+    uint32_t arrived;          /* rows that went through it */
+    uint8_t *ring;             /* rows y % ring_rows, at ring + that * stride */
+    uint32_t ring_rows;
+    size_t stride, cap_ring;
+    uint8_t *second; size_t second_stride, cap_second; /* as many rows of the result's width */
+    int16_t *middle; size_t cap_middle;
+    uint8_t *line; size_t cap_line; /* an output row, where it is not written in place */
+    const uint8_t **run; size_t cap_run; /* input rows of one output row */
+    uint8_t *out;
+    int dtype;
+    bool planar, plain;
+    float lut[3][256];
+    uint16_t lut16[3][256];
+};
+
+/* ---- weights ---- */
+
+static double bilinear(double x)
+{
+    x = fabs(x);
+    return x < 1.0 ? 1.0 - x : 0.0;
+}
+
+static double bicubic(double x)
+{
+    const double a = -0.5;
+    x = fabs(x);
+    if (x < 1.0)
+        return ((a + 2.0) * x - (a + 3.0)) * x * x + 1;
+    return x < 2.0 ? (((x - 5) * x + 8) * x - 4) * a : 0.0;
+}
+
+/* Rounds n weights that sum to 1 so that they sum to `one`; the largest takes the rest. */
+static void quantise(const double *w, uint32_t n, int32_t one, int16_t *out)
+{
+    int32_t sum = 0;
+    uint32_t largest = 0;
+    for (uint32_t k = 0; k < n; k++) {
+        int32_t q = (int32_t)lrint(w[k] * one);
+        sum += q;
+        out[k] = (int16_t)MIN(q, INT16_MAX);
+        if (w[k] > w[largest])
+            largest = k;
+    }
+    int32_t rest = out[largest] + one - sum; /* INT16_MAX stands for 1.0 in Q15: a 32768th less, which rounding mends */
+    if (n > 1 || one - sum)
+        out[largest] = (int16_t)MIN(MAX(rest, INT16_MIN), INT16_MAX);
+}
+
+static int axis_room(struct axis *a, uint32_t size, uint32_t taps, struct larder_error *err)
+{
+    size_t n = (size_t)size * taps;
+    a->taps = taps;
+    if ((size > a->cap_start && GROW(a->start, a->cap_start, size, err)) || (size > a->cap_n && GROW(a->n, a->cap_n, size, err)) ||
+        (n > a->cap_coef && GROW(a->coef, a->cap_coef, n, err)))
+        return LARDER_ENOMEM;
+    memset(a->coef, 0, n * sizeof(*a->coef));
+    return LARDER_OK;
+}
+
+/* Weights from [from, from + len) of `in` inputs to `size` outputs. step: taps are a multiple of it. */
+static int axis_plan(struct axis *a, uint32_t in, double from, double len, uint32_t size, const struct image_job *job, uint32_t step,
+                     int32_t one, bool mirror, struct larder_error *err)
+{
+    const uint32_t low = (uint32_t)from, high = MIN(in, (uint32_t)ceil(from + len)); /* nothing beyond the box is looked at */
+    double scale = len / size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale;
+    double support = (job->filter == IMAGE_BICUBIC ? 2.0 : 1.0) * stretch;
+    uint32_t most = job->filter == IMAGE_NEAREST ? 1 : MIN((uint32_t)ceil(support) * 2 + 1, high - low);
+    AUTO_FREE double *w = malloc(((size_t)most + 1) * sizeof(*w));
+    if (!w)
+        return err_nomem(err, most * sizeof(*w), "weights of a filter");
+    double walked = 0.5 * scale; /* NEAREST: PIL adds up, and so do we, for the sake of ties */
+    int rc = axis_room(a, size, (uint32_t)round_up(most, step), err);
+    for (uint32_t i = 0; !rc && i < size; i++, walked += scale) {
+        double center = from + (i + 0.5) * scale, sum = 0;
+        uint32_t at = mirror ? size - 1 - i : i, n = 1, first;
+        w[0] = 1.0;
+        if (job->filter == IMAGE_NEAREST) {
+            first = MIN(low + (uint32_t)walked, high - 1);
+        } else {
+            double lo = center - support + 0.5, hi = center + support + 0.5;
+            first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
+            n = MIN(MAX(hi < high ? (uint32_t)hi : high, first + 1) - first, most);
+            for (uint32_t k = 0; k < n; k++) {
+                double x = (k + first - center + 0.5) / stretch;
+                sum += w[k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
+            }
+            for (uint32_t k = 0; k < n; k++)
+                w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+        }
+        a->start[at] = first;
+        a->n[at] = (uint16_t)n;
+        quantise(w, n, one, a->coef + (size_t)at * a->taps);
+    }
+    return rc;
+}
+
+/* ---- pixels of the wanted type ---- */
+
+static uint16_t half_of(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, 4);
+    uint32_t sign = x >> 16 & 0x8000, mant = x & 0x7fffff;
+    int32_t e = (int32_t)(x >> 23 & 0xff) - 112;
+    if (e >= 31)
+        return (uint16_t)(sign | 0x7c00);
+    if (e <= 0) {
+        if (e < -10)
+            return (uint16_t)sign;
+        mant |= 0x800000;
+        uint32_t cut = (uint32_t)(14 - e), half = mant >> cut, rest = mant & ((1u << cut) - 1), mid = 1u << (cut - 1);
+        return (uint16_t)(sign | (half + (rest > mid || (rest == mid && (half & 1)))));
+    }
+    uint32_t half = (uint32_t)e << 10 | mant >> 13, rest = mant & 0x1fff;
+    return (uint16_t)(sign | (half + (rest > 0x1000 || (rest == 0x1000 && (half & 1)))));
+}
+
+static uint16_t bfloat_of(float f)
+{
+    uint32_t x;
+    memcpy(&x, &f, 4);
+    return (uint16_t)((x + 0x7fff + (x >> 16 & 1)) >> 16);
+}
+
+static void lut_fill(struct resize *r, const struct image_job *job)
+{
+    for (int c = 0; c < 3 && job->dtype != IMAGE_U8; c++)
+        for (int i = 0; i < 256; i++) {
+            float v = (float)i / 255.0f;
+            if (job->mean)
+                v -= job->mean[c];
+            if (job->std)
+                v /= job->std[c];
+            r->lut[c][i] = v;
+            r->lut16[c][i] = job->dtype == IMAGE_F16 ? half_of(v) : bfloat_of(v);
+        }
+}
+
+/* One row of u8 RGB into its place in the result. */
+static void store_row(const struct resize *r, uint32_t y, const uint8_t *line)
+{
+    size_t w = r->width, plane = w * r->height, step = r->planar ? 1 : 3, hop = r->planar ? plane : 1;
+    size_t at = r->planar ? y * w : y * w * 3;
+    for (size_t c = 0; c < 3; c++, at += hop) {
+        const uint8_t *in = line + c;
+        if (r->dtype == IMAGE_U8) {
+            for (size_t x = 0; x < w; x++)
+                r->out[at + x * step] = in[x * 3];
+        } else if (r->dtype == IMAGE_F32) {
+            float *out = (float *)(void *)r->out + at;
+            for (size_t x = 0; x < w; x++)
+                out[x * step] = r->lut[c][in[x * 3]];
+        } else {
+            uint16_t *out = (uint16_t *)(void *)r->out + at;
+            for (size_t x = 0; x < w; x++)
+                out[x * step] = r->lut16[c][in[x * 3]];
+        }
+    }
+}
+
+/* ---- the two passes ---- */
+
+#define ROW_SHIFT 7
+
+static inline int16_t saturate(int32_t v) { return (int16_t)MIN(MAX(v, INT16_MIN), INT16_MAX); }
+static inline int16_t mulhrs(int16_t a, int16_t b) { return (int16_t)((a * b + 0x4000) >> 15); }
+
+static void vertical_plain(const uint8_t *const *rows, const int16_t *coef, uint32_t n, int16_t *out, size_t len)
+{
+    for (size_t i = 0; i < len; i++) {
+        int16_t sum = 0;
+        for (uint32_t k = 0; k < n; k++)
+            sum = saturate(sum + mulhrs((int16_t)(rows[k][i] << ROW_SHIFT), coef[k]));
+        out[i] = sum;
+    }
+}
+
+static uint8_t clip(int32_t v) { return (uint8_t)MIN(MAX(v, 0), 255); }
+
+static void horizontal_plain(const struct resize *r, const int16_t *in, uint8_t *out)
+{
+    const unsigned shift = 14 + ROW_SHIFT;
+    for (uint32_t x = 0; x < r->width; x++) {
+        const int16_t *p = in + (size_t)r->h.start[x] * 3, *coef = r->h.coef + (size_t)x * r->h.taps;
+        int32_t sum[3] = {1 << (shift - 1), 1 << (shift - 1), 1 << (shift - 1)};
+        for (uint32_t k = 0; k < r->h.n[x]; k++, p += 3)
+            for (int c = 0; c < 3; c++)
+                sum[c] += p[c] * coef[k];
+        for (int c = 0; c < 3; c++)
+            *out++ = clip(sum[c] >> shift);
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void vertical_avx2(const uint8_t *const *rows, const int16_t *coef, uint32_t n,
+                                                          int16_t *out, size_t len)
+{
+    for (size_t i = 0; i < len; i += 32) { /* rows and out are padded */
+        __m256i a = _mm256_setzero_si256(), b = a;
+        for (uint32_t k = 0; k < n; k++) {
+            const __m256i c = _mm256_set1_epi16(coef[k]);
+            __m256i lo = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(rows[k] + i)));
+            __m256i hi = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(rows[k] + i + 16)));
+            a = _mm256_adds_epi16(a, _mm256_mulhrs_epi16(_mm256_slli_epi16(lo, ROW_SHIFT), c));
+            b = _mm256_adds_epi16(b, _mm256_mulhrs_epi16(_mm256_slli_epi16(hi, ROW_SHIFT), c));
+        }
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), a);
+        _mm256_storeu_si256((__m256i *)(void *)(out + i + 16), b);
+    }
+}
+
+/* The sums of one output pixel: R, G, B and something. */
+__attribute__((target("avx2"))) static inline __m128i pixel_avx2(const struct resize *r, const int16_t *in, uint32_t x)
+{
+    const __m256i pairs = _mm256_setr_epi8(0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11, -1, -1, -1, -1, 0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11,
+                                           -1, -1, -1, -1);
+    const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
+    const int16_t *p = in + (size_t)r->h.start[x] * 3, *coef = r->h.coef + (size_t)x * r->h.taps;
+    __m256i sum = _mm256_setzero_si256();
+    for (uint32_t k = 0; k < r->h.taps; k += TAPS_STEP, p += 3 * TAPS_STEP) {
+        __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)),
+                                            _mm_loadu_si128((const __m128i *)(const void *)(p + 6)), 1);
+        __m256i c = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(const void *)(coef + k)));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(v, pairs), _mm256_permutevar8x32_epi32(c, spread)));
+    }
+    return _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
+}
+
+__attribute__((target("avx2"))) static void horizontal_avx2(const struct resize *r, const int16_t *in, uint8_t *out)
+{
+    const __m128i half = _mm_set1_epi32(1 << (13 + ROW_SHIFT));
+    const __m128i three = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
+    uint32_t w = r->width;
+    for (uint32_t x = 0; x < w; x += 4, out += 12) { /* out is padded */
+        __m128i p[4];
+        for (uint32_t i = 0; i < 4; i++)
+            p[i] = _mm_srai_epi32(_mm_add_epi32(pixel_avx2(r, in, MIN(x + i, w - 1)), half), 14 + ROW_SHIFT);
+        __m128i all = _mm_packus_epi16(_mm_packs_epi32(p[0], p[1]), _mm_packs_epi32(p[2], p[3]));
+        _mm_storeu_si128((__m128i *)(void *)out, _mm_shuffle_epi8(all, three));
+    }
+}
+#endif
+
+static bool use_avx2(const struct resize *r)
+{
+#if defined(__x86_64__)
+    return !r->plain && __builtin_cpu_supports("avx2");
+#else
+    (void)r;
+    return false;
+#endif
+}
+
+static void vertical(const struct resize *r, uint32_t y, size_t len)
+{
+    const int16_t *coef = r->v.coef + (size_t)y * r->v.taps;
+#if defined(__x86_64__)
+    if (use_avx2(r)) {
+        vertical_avx2(r->run, coef, r->v.n[y], r->middle, len);
+        return;
+    }
+#endif
+    vertical_plain(r->run, coef, r->v.n[y], r->middle, len);
+}
+
+static void horizontal(const struct resize *r, uint8_t *out)
+{
+#if defined(__x86_64__)
+    if (use_avx2(r)) {
+        horizontal_avx2(r, r->middle, out);
+        return;
+    }
+#endif
+    horizontal_plain(r, r->middle, out);
+}
+
+static uint8_t *second_row(const struct resize *r, uint32_t y) { return r->second + (y % r->ring_rows) * r->second_stride; }
+
+/* Input row y goes through the horizontal pass. */
+static void widen_row(struct resize *r, uint32_t y)
+{
+    const uint8_t *in = resize_row(r, y);
+    size_t len = (size_t)r->in.w * 3;
+    for (size_t i = 0; i < len; i++)
+        r->middle[i] = (int16_t)(in[i] << ROW_SHIFT);
+    horizontal(r, second_row(r, y));
+}
+
+static void make_row(struct resize *r, uint32_t y)
+{
+    size_t row = (size_t)r->width * 3;
+    /* Vectors write up to PAD_PIXELS beyond a row: not beyond the last one. */
+    bool packed = r->dtype == IMAGE_U8 && !r->planar, in_place = packed && !r->rows_first && y + 1 < r->height && row >= 16;
+    uint8_t *line = in_place ? r->out + y * row : r->line;
+    for (uint32_t k = 0; k < r->v.n[y]; k++)
+        r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : resize_row(r, r->v.start[y] + k);
+    vertical(r, y, r->rows_first ? row : (size_t)r->in.w * 3);
+    if (r->rows_first)
+        for (size_t i = 0; i < row; i++)
+            line[i] = clip((r->middle[i] + 32) >> 6);
+    else
+        horizontal(r, line);
+    if (packed && !in_place)
+        memcpy(r->out + y * row, line, row);
+    else if (!packed)
+        store_row(r, y, line);
+}
+
+/* ---- the door ---- */
+
+int resize_new(struct resize **out, struct larder_error *err)
+{
+    *out = calloc(1, sizeof(**out));
+    return *out ? LARDER_OK : err_nomem(err, sizeof(**out), "a resizer");
+}
+
+static void axis_release(struct axis *a)
+{
+    free(a->start);
+    free(a->n);
+    free(a->coef);
+}
+
+void resize_free(struct resize *r)
+{
+    if (!r)
+        return;
+    axis_release(&r->v);
+    axis_release(&r->h);
+    free(r->ring);
+    free(r->second);
+    free(r->middle);
+    free(r->line);
+    free(r->run);
+    free(r);
+}
+
+/* Zeroed when it grows: what vectors read beyond a row has been written once. */
+static int room(void **p, size_t *cap, size_t want, struct larder_error *err)
+{
+    if (want <= *cap)
+        return LARDER_OK;
+    free(*p);
+    *cap = 0;
+    *p = calloc(1, want);
+    if (!*p)
+        return err_nomem(err, want, "rows of an image");
+    *cap = want;
+    return LARDER_OK;
+}
+
+int resize_begin(struct resize *r, const struct resize_input *in, const struct image_job *job, void *out, struct larder_error *err)
+{
+    if (!job->width || !job->height || job->width > SIDE_MAX || job->height > SIDE_MAX)
+        return err_set(err, LARDER_EINVAL, "a result of %u x %u pixels", job->width, job->height);
+    r->in = *in;
+    r->width = job->width;
+    r->height = job->height;
+    r->next = 0;
+    r->arrived = 0;
+    r->rows_first = job->filter == IMAGE_BICUBIC;
+    r->out = out;
+    r->dtype = job->dtype;
+    r->planar = job->planar;
+    lut_fill(r, job);
+    int rc = axis_plan(&r->v, in->h, in->y, in->box_h, job->height, job, 1, 1 << (r->rows_first ? 14 : 15), false, err);
+    if (!rc)
+        rc = axis_plan(&r->h, in->w, in->x, in->box_w, job->width, job, TAPS_STEP, 1 << 14, job->flip, err);
+    if (rc)
+        return rc;
+    /* 16 bytes off a multiple of 32: libjpeg-turbo stores aligned rows past the cache, from which they are read next. */
+    r->stride = round_up(((size_t)in->w + PAD_PIXELS) * 3, 32) + 16;
+    r->ring_rows = MIN(r->v.taps + RESIZE_ROWS, MAX(in->h, 1u));
+    size_t middle = (round_up((size_t)MAX(in->w, job->width) * 3, 32) + (PAD_PIXELS + r->h.taps) * 3) * sizeof(int16_t);
+    r->second_stride = round_up(((size_t)job->width + PAD_PIXELS) * 3, 32);
+    if ((rc = room((void **)&r->ring, &r->cap_ring, r->ring_rows * r->stride + 64, err)) ||
+        (rc = r->rows_first ? room((void **)&r->second, &r->cap_second, r->ring_rows * r->second_stride, err) : LARDER_OK) ||
+        (rc = room((void **)&r->middle, &r->cap_middle, middle, err)) ||
+        (rc = room((void **)&r->line, &r->cap_line, ((size_t)job->width + PAD_PIXELS) * 3, err)))
+        return rc;
+    return room((void **)&r->run, &r->cap_run, r->v.taps * sizeof(*r->run), err);
+}
+
+uint8_t *resize_row(struct resize *r, uint32_t y)
+{
+    uint8_t *base = (uint8_t *)round_up((uintptr_t)r->ring, 32);
+    return base + 16 + (y % r->ring_rows) * r->stride;
+}
+
+void resize_feed(struct resize *r, uint32_t rows)
+{
+    for (; r->rows_first && r->arrived < rows; r->arrived++)
+        widen_row(r, r->arrived);
+    for (; r->next < r->height && r->v.start[r->next] + r->v.n[r->next] <= rows; r->next++)
+        make_row(r, r->next);
+}
+
+void resize_plain(struct resize *r, bool plain) { r->plain = plain; }
