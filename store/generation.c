@@ -15,10 +15,16 @@
  * everything has succeeded the manifest is as it was, and the old shards stay on disk in any case: an interrupted session resumes from them,
  * a finished one sweeps them away.
  *
- * Memory: SORT_BYTES, one batch of keys, and a few bytes a shard. One thread.
+ * Of a bucket the part is built in the dataset's folder on this machine and then uploaded; the folder below index/ there belongs to
+ * the session that holds the lock, so that what an earlier one left is cleared away first. Older parts are read SST by SST.
+ *
+ * Memory: SORT_BYTES, one batch of keys, and a few bytes a shard. One thread, and UPLOADS more while a part is uploaded.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "store/store_int.h"
 
@@ -27,6 +33,8 @@ enum {
     DROP_SORT_BYTES = 4 << 20,
     CACHE_BYTES = 32 << 20,
     BATCH = 256,
+    UPLOADS = 4,            /* files of a part under way at once */
+    UPLOAD_CHUNK = 1 << 20,
     GROWTH = 2,             /* an older part of at most this many times the keys gathered is absorbed */
     FIRST_COUNTER = 1 << 20 /* of rewritten shards, far from those of the packer with the same run */
 };
@@ -306,10 +314,10 @@ static int merge_open(struct gen *g, struct extsort *drops, struct merge **out, 
     if (!rc)
         rc = extsort_sort(m->sorted, err);
     if (!rc && g->n_kept > 0)
-        rc = index_open(g->root, g->parts, g->n_kept, CACHE_BYTES, &m->kept, err);
+        rc = index_open(g->io, g->parts, g->n_kept, CACHE_BYTES, &m->kept, err);
     for (size_t i = g->n_kept; !rc && i < g->n_parts; i++) {
         struct cursor_head *h = &m->heads[m->n_heads];
-        if ((rc = index_cursor_open(g->root, &g->parts[i], &h->c, err)))
+        if ((rc = index_cursor_open(g->io, &g->parts[i], &h->c, err)))
             break;
         m->n_heads++;
         rc = head_next(h, err);
@@ -346,9 +354,24 @@ static void plan(struct gen *g)
         keys += g->parts[g->n_kept - 1].keys;
 }
 
+/* The files of a part as they were built, in a bucket's folder on this machine. */
+static void part_forget(const struct gen *g, const struct index_part *p)
+{
+    AUTO_BUF struct buf dir = BUF_INIT;
+    if (io_is_local(g->io) || buf_printf(&dir, NULL, "%s/%s", g->dir, p->dir))
+        return;
+    for (size_t i = 0; i < p->n_files; i++) {
+        AUTO_BUF struct buf path = BUF_INIT;
+        if (!buf_printf(&path, NULL, "%s/%s", (const char *)dir.data, p->files[i].name))
+            unlink((const char *)path.data);
+    }
+    rmdir((const char *)dir.data);
+}
+
 /* Removes the files of a part that nobody lists. */
 static void part_remove(const struct gen *g, struct index_part *p)
 {
+    part_forget(g, p);
     for (size_t i = 0; i < p->n_files; i++) {
         AUTO_BUF struct buf name = BUF_INIT;
         if (!buf_printf(&name, NULL, "index/%s/%s", p->dir, p->files[i].name))
@@ -356,6 +379,87 @@ static void part_remove(const struct gen *g, struct index_part *p)
     }
     index_part_release(p);
 }
+
+/* ---- a part of a bucket ---- */
+
+struct upload { const struct gen *g; const struct index_part *p; _Atomic size_t next; };
+
+/* Streams one file; its bytes are checked against what was built. */
+static int upload_file(const struct upload *u, const struct index_file *f, struct larder_error *err)
+{
+    const struct store_io_ops *ops = u->g->io->ops;
+    AUTO_BUF struct buf path = BUF_INIT, name = BUF_INIT;
+    AUTO_FREE uint8_t *data = malloc(UPLOAD_CHUNK);
+    struct store_out *out;
+    uint32_t crc = 0;
+    int rc = data ? buf_printf(&path, err, "%s/%s/%s", u->g->dir, u->p->dir, f->name) : err_nomem(err, UPLOAD_CHUNK, "an index file");
+
+    if (rc || (rc = buf_printf(&name, err, "index/%s/%s", u->p->dir, f->name)))
+        return rc;
+    AUTO_FD int fd = open((const char *)path.data, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return err_sys(err, LARDER_EIO, errno, "%s: cannot be read", (const char *)path.data);
+    if ((rc = ops->begin(u->g->io, (const char *)name.data, &out, err)))
+        return rc;
+    for (uint64_t at = 0; !rc && at < f->size;) {
+        size_t n = (size_t)MIN(f->size - at, (uint64_t)UPLOAD_CHUNK);
+        if (read_fully(fd, data, n, at) != (ssize_t)n)
+            rc = err_sys(err, LARDER_EIO, errno, "%s: cannot be read", (const char *)path.data);
+        else
+            rc = ops->write(out, data, n, err);
+        crc = crc32c(crc, data, n);
+        at += n;
+    }
+    if (!rc && crc != f->crc)
+        rc = err_set(err, LARDER_EIO, "%s: the disk gives other bytes than were written", (const char *)path.data);
+    if (!rc)
+        return ops->finish(out, err);
+    ops->abort(out);
+    return rc;
+}
+
+static int upload_worker(void *user, unsigned worker, const atomic_bool *stop, struct larder_error *err)
+{
+    struct upload *u = user;
+    int rc = LARDER_OK;
+
+    (void)worker;
+    for (size_t i; !rc && !atomic_load(stop) && (i = atomic_fetch_add(&u->next, 1)) < u->p->n_files;)
+        rc = upload_file(u, &u->p->files[i], err);
+    return rc;
+}
+
+/* Puts a part that was built on this machine where the dataset is. */
+static int part_publish(const struct gen *g, const struct index_part *p, struct larder_error *err)
+{
+    struct upload u = {.g = g, .p = p};
+
+    if (io_is_local(g->io) || p->n_files == 0)
+        return LARDER_OK;
+    int rc = crew_run((unsigned)MIN(p->n_files, (size_t)UPLOADS), upload_worker, NULL, &u, err);
+    part_forget(g, p);
+    return rc;
+}
+
+static int clear_entry(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st, (void)type;
+    if (at->level > 0)
+        remove(path);
+    return 0;
+}
+
+/* Makes the folder where the part is built. */
+static int index_folder(const struct gen *g, struct larder_error *err)
+{
+    if (!io_is_local(g->io))
+        nftw(g->dir, clear_entry, 16, FTW_DEPTH | FTW_PHYS);
+    if (mkdir(g->dir, 0777) && errno != EEXIST)
+        return err_sys(err, LARDER_EIO, errno, "%s: mkdir", g->dir);
+    return LARDER_OK;
+}
+
+/* ---- one pass, continued ---- */
 
 /* Builds the new part. With drops: duplicates are put there and counted, and when there are any *part is empty. */
 static int build_part(struct gen *g, struct extsort *drops, struct index_part *part, uint64_t *dropped, struct larder_error *err)
@@ -379,8 +483,11 @@ static int build_part(struct gen *g, struct extsort *drops, struct index_part *p
     }
     part->lo = g->n_kept < g->n_parts ? g->parts[g->n_kept].lo : g->lo;
     part->hi = g->samples;
-    if (part->keys == part->hi - part->lo)
-        return LARDER_OK;
+    if (part->keys == part->hi - part->lo) {
+        if ((rc = part_publish(g, part, err)))
+            part_remove(g, part);
+        return rc;
+    }
     rc = err_set(err, LARDER_ECORRUPT, "an index of %llu keys for %llu samples; larder repair rebuilds it", (unsigned long long)part->keys,
                  (unsigned long long)(part->hi - part->lo));
     part_remove(g, part);
@@ -586,8 +693,8 @@ static int run(struct gen *g, struct index_part *part, uint64_t *dropped, struct
     int rc = buf_printf(&dir, err, "%s/index", g->root);
 
     g->dir = (const char *)dir.data;
-    if (!rc && mkdir(g->dir, 0777) && errno != EEXIST)
-        rc = err_sys(err, LARDER_EIO, errno, "%s: mkdir", g->dir);
+    if (!rc)
+        rc = index_folder(g, err);
     if (!rc && g->policy && g->policy->drop_duplicates)
         rc = extsort_new(g->dir, DROP_SORT_BYTES, &drops, err);
     if (!rc)
@@ -621,7 +728,7 @@ static int check_parts(const struct gen *g, struct larder_error *err)
 int generation_index(struct store_io *io, struct manifest *m, size_t first_new, uint64_t run_id, const struct index_policy *policy,
                      uint64_t *dropped, struct larder_error *err)
 {
-    struct gen g = {.io = io, .root = io->ops->local_root(io), .meta = m, .n_shards = m->n_shards, .first_new = first_new,
+    struct gen g = {.io = io, .root = io_work_root(io, err), .meta = m, .n_shards = m->n_shards, .first_new = first_new,
                     .parts = m->parts, .n_parts = first_new ? m->n_parts : 0, .run = run_id, .counter = FIRST_COUNTER,
                     .policy = policy};
     struct index_part part = {0};
@@ -629,7 +736,7 @@ int generation_index(struct store_io *io, struct manifest *m, size_t first_new, 
     int rc = LARDER_OK;
 
     if (!g.root)
-        return err_set(err, LARDER_EINVAL, "the key index needs a dataset in a directory");
+        return err ? err->code : LARDER_EIO;
     if (first_new > m->n_shards)
         return err_set(err, LARDER_EINVAL, "shard %zu of %zu cannot be the first new one", first_new, m->n_shards);
     struct index_part *parts = calloc(g.n_parts + 1, sizeof(*parts));

@@ -17,8 +17,15 @@
  *   I3  a file that is not listed (a write-ahead log would be replayed) refuses the part;
  *   I4  nothing is ever written below a part: databases are opened read-only, without a log file.
  *
- * Threads: index_lookup may be entered by any number at once and takes no lock of ours; two that meet an unchecked SST both
- * check it. All else belongs to one thread. RocksDB keeps two idle threads a process.
+ * Of a bucket only the SSTs that cover the keys asked for are brought here. A part is then an empty database in the reader's own folder
+ * on this machine (index_copies.c), which adopts the copy of an SST when a key first needs it, and gives up those used longest ago when
+ * there is no room for another. RocksDB's own files of the part are not needed:
+ *
+ *     ABSENT --> COMING --(CRC held, adopted)--> HERE (users) --(no users, room is needed)--> LEAVING --> ABSENT
+ *
+ * Threads: index_lookup may be entered by any number at once. In a directory it takes no lock of ours; two that meet an unchecked SST
+ * both check it. Of a bucket remote.lock guards the states of the SSTs and is not held across transfers or RocksDB. All else belongs to
+ * one thread. RocksDB keeps two idle threads a process.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -28,7 +35,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "store/store.h"
+#include "store/store_int.h"
 
 enum {
     SST_BYTES = 8 << 20,      /* an SST is closed at about this size */
@@ -51,8 +58,25 @@ struct sst {
     uint32_t crc;
 };
 
+/* An SST of a bucket as it is here. */
+enum sst_state { SST_ABSENT, SST_COMING, SST_HERE, SST_LEAVING };
+struct sst_here { uint8_t state; uint32_t users; uint64_t used; };
+
+/* What the parts of a bucket that one index or cursor reads share. */
+struct remote {
+    struct index_copies *copies;
+    pthread_mutex_t lock;   /* guards all sst_here and clock */
+    pthread_cond_t changed; /* a state */
+    uint64_t clock;
+    struct part *parts;     /* [n]: whose SSTs may have to leave */
+    size_t n;
+};
+
 /* A part that is open for reading. */
 struct part {
+    struct remote *remote; /* NULL: in a directory */
+    struct sst_here *here; /* of a bucket, one an SST */
+    char *dir;             /* of a bucket: its name below index/ */
     char *path;
     struct sst *ssts; /* by key; names and keys lie behind them in the same allocation */
     size_t n;
@@ -66,11 +90,13 @@ struct part {
 
 struct index {
     rocksdb_cache_t *cache;
+    struct remote *remote; /* of a bucket */
     size_t n;
     struct part parts[]; /* largest first */
 };
 
 struct index_cursor {
+    struct remote *remote; /* of a bucket */
     struct part part;
     rocksdb_cache_t *cache;
     rocksdb_iterator_t *it;
@@ -170,12 +196,22 @@ static int file_check(const char *dir, const char *name, uint64_t size, uint32_t
     return LARDER_OK;
 }
 
-int index_file_check(const char *root, const struct index_part *part, const struct index_file *f, struct larder_error *err)
+int index_file_check(struct store_io *io, const struct index_part *part, const struct index_file *f, struct larder_error *err)
 {
     AUTO_FREE char *dir = NULL;
-    int rc = make_path(&dir, err, "%s/index/%s", root, part->dir);
+    uint64_t size, mtime_s;
 
-    return rc ? rc : file_check(dir, f->name, f->size, f->crc, err);
+    if (io_is_local(io)) {
+        int rc = make_path(&dir, err, "%s/index/%s", io->ops->local_root(io), part->dir);
+        return rc ? rc : file_check(dir, f->name, f->size, f->crc, err);
+    }
+    int rc = make_path(&dir, err, "index/%s/%s", part->dir, f->name);
+    if (rc || (rc = io->ops->stat(io, dir, &size, &mtime_s, err)))
+        return rc;
+    if (size != f->size)
+        return err_set(err, LARDER_ECORRUPT, "%s has %llu bytes instead of %llu; larder repair rebuilds the index", dir,
+                       (unsigned long long)size, (unsigned long long)f->size);
+    return index_object_stream(io, dir, f->size, f->crc, -1, err);
 }
 
 static int dir_sync(const char *path, struct larder_error *err)
@@ -259,6 +295,8 @@ static void part_close(struct part *p)
     if (p->options)
         rocksdb_options_destroy(p->options);
     free(p->path);
+    free(p->dir);
+    free(p->here);
     free(p->ssts);
     free(p->checked);
     *p = (struct part){0};
@@ -395,11 +433,9 @@ static int part_open_db(struct part *p, rocksdb_cache_t *cache, struct larder_er
     return LARDER_OK;
 }
 
-/* On failure the caller closes p. A part without keys has no files and no database. */
-static int part_open(const char *root, const struct index_part *src, rocksdb_cache_t *cache, struct part *p,
-                     struct larder_error *err)
+static int part_open_local(const char *root, const struct index_part *src, rocksdb_cache_t *cache, struct part *p,
+                           struct larder_error *err)
 {
-    *p = (struct part){0};
     int rc = make_path(&p->path, err, "%s/index/%s", root, src->dir);
 
     if (rc || (rc = part_copy(p, src, err)) || p->keys == 0)
@@ -419,6 +455,167 @@ static int part_open(const char *root, const struct index_part *src, rocksdb_cac
     return rc ? rc : part_open_db(p, cache, err);
 }
 
+/* ---- parts of a bucket ---- */
+
+static int remote_new(struct store_io *io, struct part *parts, size_t n, struct remote **out, struct larder_error *err)
+{
+    struct remote *r = calloc(1, sizeof(*r));
+
+    if (!(*out = r))
+        return err_nomem(err, sizeof(*r), "an index");
+    pthread_mutex_init(&r->lock, NULL);
+    pthread_cond_init(&r->changed, NULL);
+    r->parts = parts;
+    r->n = n;
+    return index_copies_open(io, &r->copies, err);
+}
+
+static void remote_free(struct remote *r)
+{
+    if (!r)
+        return;
+    index_copies_close(r->copies);
+    pthread_cond_destroy(&r->changed);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+}
+
+/* An empty database that will adopt SSTs. */
+static int part_open_empty(struct part *p, rocksdb_cache_t *cache, struct larder_error *err)
+{
+    static const char *const names[] = {"default"};
+    char *failed = NULL;
+
+    p->options = make_options(cache, p->bytes / p->keys > LONG_ENTRY_BYTES);
+    rocksdb_options_set_create_if_missing(p->options, 1);
+    rocksdb_options_set_error_if_exists(p->options, 1);
+    rocksdb_options_set_write_buffer_size(p->options, 64 << 10); /* nothing is ever written by key */
+    p->read = rocksdb_readoptions_create();
+    rocksdb_readoptions_set_verify_checksums(p->read, 1);
+    const rocksdb_options_t *options[] = {p->options};
+    p->db = rocksdb_open_column_families(p->options, p->path, 1, names, options, &p->cf, &failed);
+    if (failed) {
+        p->db = NULL;
+        p->cf = NULL;
+        return rocks_failed(failed, p->path, err);
+    }
+    return LARDER_OK;
+}
+
+static int part_open_remote(struct remote *r, const struct index_part *src, rocksdb_cache_t *cache, struct part *p,
+                            struct larder_error *err)
+{
+    int rc = make_path(&p->path, err, "%s/%s", index_copies_own(r->copies), src->dir);
+
+    if (!rc)
+        rc = make_path(&p->dir, err, "%s", src->dir);
+    if (rc || (rc = part_copy(p, src, err)) || p->keys == 0)
+        return rc;
+    if (!(p->here = calloc(p->n, sizeof(*p->here))))
+        return err_nomem(err, p->n * sizeof(*p->here), "an index");
+    p->remote = r;
+    return part_open_empty(p, cache, err);
+}
+
+/* On failure the caller closes p. A part without keys has no files and no database. */
+static int part_open(struct store_io *io, struct remote *r, const struct index_part *src, rocksdb_cache_t *cache, struct part *p,
+                     struct larder_error *err)
+{
+    *p = (struct part){0};
+    return r ? part_open_remote(r, src, cache, p, err) : part_open_local(io->ops->local_root(io), src, cache, p, err);
+}
+
+/* Lets the SST go that was used longest ago and that nobody uses now. False: there is none. */
+static bool remote_make_room(struct remote *r)
+{
+    struct part *of = NULL;
+    size_t at = 0;
+    char *failed = NULL;
+
+    pthread_mutex_lock(&r->lock);
+    for (size_t k = 0; k < r->n; k++)
+        for (size_t i = 0; r->parts[k].here && i < r->parts[k].n; i++) {
+            const struct sst_here *h = &r->parts[k].here[i];
+            if (h->state == SST_HERE && h->users == 0 && (!of || h->used < of->here[at].used)) {
+                of = &r->parts[k];
+                at = i;
+            }
+        }
+    if (of)
+        of->here[at].state = SST_LEAVING;
+    pthread_mutex_unlock(&r->lock);
+    if (!of)
+        return false;
+    const struct sst *s = &of->ssts[at];
+    rocksdb_delete_file_in_range_cf(of->db, of->cf, (const char *)s->first, s->first_len, (const char *)s->last, s->last_len, &failed);
+    pthread_mutex_lock(&r->lock);
+    of->here[at].state = failed ? SST_HERE : SST_ABSENT;
+    pthread_cond_broadcast(&r->changed);
+    pthread_mutex_unlock(&r->lock);
+    if (failed)
+        rocksdb_free(failed);
+    return !failed;
+}
+
+/* Brings SST i here and into the database. */
+static int sst_bring(struct part *p, size_t i, struct larder_error *err)
+{
+    const struct sst *s = &p->ssts[i];
+    const struct index_file f = {.name = (char *)(uintptr_t)s->name, .size = s->size, .crc = s->crc};
+    AUTO_FREE char *to = NULL;
+    char *failed = NULL;
+    bool force = false;
+    int rc = make_path(&to, err, "%s/in-%zu.sst", p->path, i);
+
+    while (!rc && (rc = index_copies_take(p->remote->copies, p->dir, &f, to, force, err)) == LARDER_EBUSY && !force) {
+        rc = LARDER_OK;
+        force = !remote_make_room(p->remote);
+    }
+    if (rc)
+        return rc;
+    const char *const names[] = {to};
+    rocksdb_ingestexternalfileoptions_t *o = rocksdb_ingestexternalfileoptions_create();
+    rocksdb_ingestexternalfileoptions_set_move_files(o, 1);
+    rocksdb_ingestexternalfileoptions_set_allow_global_seqno(o, 0);
+    rocksdb_ingest_external_file_cf(p->db, p->cf, names, 1, o, &failed);
+    rocksdb_ingestexternalfileoptions_destroy(o);
+    unlink(to); /* RocksDB has a name of its own for it */
+    return failed ? rocks_failed(failed, p->path, err) : LARDER_OK;
+}
+
+/* Has SST i in the database until sst_put. */
+static int sst_get(struct part *p, size_t i, struct larder_error *err)
+{
+    struct remote *r = p->remote;
+    struct sst_here *h = &p->here[i];
+    int rc = LARDER_OK;
+
+    pthread_mutex_lock(&r->lock);
+    while (h->state == SST_COMING || h->state == SST_LEAVING)
+        pthread_cond_wait(&r->changed, &r->lock);
+    if (h->state == SST_ABSENT) {
+        h->state = SST_COMING;
+        pthread_mutex_unlock(&r->lock);
+        rc = sst_bring(p, i, err);
+        pthread_mutex_lock(&r->lock);
+        h->state = rc ? SST_ABSENT : SST_HERE;
+        pthread_cond_broadcast(&r->changed);
+    }
+    if (!rc) {
+        h->users++;
+        h->used = ++r->clock;
+    }
+    pthread_mutex_unlock(&r->lock);
+    return rc;
+}
+
+static void sst_put(struct part *p, size_t i)
+{
+    pthread_mutex_lock(&p->remote->lock);
+    p->here[i].users--;
+    pthread_mutex_unlock(&p->remote->lock);
+}
+
 /* ---- lookup ---- */
 
 static int larger_first(const void *a, const void *b)
@@ -428,7 +625,7 @@ static int larger_first(const void *a, const void *b)
     return x->keys < y->keys ? 1 : x->keys > y->keys ? -1 : 0;
 }
 
-int index_open(const char *root, const struct index_part *parts, size_t n_parts, size_t cache_bytes, struct index **out,
+int index_open(struct store_io *io, const struct index_part *parts, size_t n_parts, size_t cache_bytes, struct index **out,
                struct larder_error *err)
 {
     *out = NULL;
@@ -438,8 +635,10 @@ int index_open(const char *root, const struct index_part *parts, size_t n_parts,
     if (!ix)
         return err_nomem(err, sizeof(*ix) + n_parts * sizeof(ix->parts[0]), "an index");
     ix->cache = rocksdb_cache_create_lru(MAX(cache_bytes, MIB));
+    if (!io_is_local(io))
+        rc = remote_new(io, ix->parts, n_parts, &ix->remote, err);
     for (size_t i = 0; !rc && i < n_parts; i++)
-        rc = part_open(root, &parts[i], ix->cache, &ix->parts[ix->n++], err);
+        rc = part_open(io, ix->remote, &parts[i], ix->cache, &ix->parts[ix->n++], err);
     if (rc) {
         index_close(ix);
         return rc;
@@ -456,6 +655,7 @@ void index_close(struct index *ix)
     for (size_t i = 0; i < ix->n; i++)
         part_close(&ix->parts[i]);
     rocksdb_cache_destroy(ix->cache);
+    remote_free(ix->remote);
     free(ix);
 }
 
@@ -537,6 +737,34 @@ static int take_answers(const struct part *p, struct asked *a, const struct prob
     return rc;
 }
 
+static int ask(struct part *p, struct asked *a, const struct probe *probes, uint64_t *ordinals, struct larder_error *err)
+{
+    rocksdb_batched_multi_get_cf(p->db, p->read, p->cf, a->n, a->keys, a->lens, a->values, a->failed, true);
+    return take_answers(p, a, probes, ordinals, err);
+}
+
+/* Of a bucket: the probes of one SST after the other, which is here meanwhile. The probes are sorted, and so are the SSTs. */
+static int ask_by_sst(struct part *p, const struct asked *all, const struct probe *probes, uint64_t *ordinals, struct larder_error *err)
+{
+    struct asked a;
+    int rc = LARDER_OK;
+
+    for (size_t i = 0; !rc && i < all->n; i += a.n) {
+        size_t s = all->ssts[i];
+        for (a.n = 0; i + a.n < all->n && all->ssts[i + a.n] == s; a.n++) {
+            a.keys[a.n] = all->keys[i + a.n];
+            a.lens[a.n] = all->lens[i + a.n];
+            a.ssts[a.n] = s;
+            a.probe[a.n] = all->probe[i + a.n];
+        }
+        if ((rc = sst_get(p, s, err)))
+            break;
+        rc = ask(p, &a, probes, ordinals, err);
+        sst_put(p, s);
+    }
+    return rc;
+}
+
 /* Looks for the probes in one part and keeps in probes[] those that it does not have. */
 static int part_lookup(struct part *p, struct probe *probes, size_t *n, uint64_t *ordinals, struct larder_error *err)
 {
@@ -546,7 +774,7 @@ static int part_lookup(struct part *p, struct probe *probes, size_t *n, uint64_t
     a.n = 0;
     for (size_t i = 0; i < *n; i++) {
         size_t s = part_find(p, probes[i].key, probes[i].len);
-        int rc = s == SIZE_MAX ? LARDER_OK : part_check_sst(p, s, err);
+        int rc = s == SIZE_MAX || p->remote ? LARDER_OK : part_check_sst(p, s, err);
         if (rc)
             return rc;
         if (s == SIZE_MAX)
@@ -558,8 +786,7 @@ static int part_lookup(struct part *p, struct probe *probes, size_t *n, uint64_t
     }
     if (a.n == 0)
         return LARDER_OK;
-    rocksdb_batched_multi_get_cf(p->db, p->read, p->cf, a.n, a.keys, a.lens, a.values, a.failed, true);
-    int rc = take_answers(p, &a, probes, ordinals, err);
+    int rc = p->remote ? ask_by_sst(p, &a, probes, ordinals, err) : ask(p, &a, probes, ordinals, err);
     for (size_t i = 0; i < *n; i++)
         if (ordinals[probes[i].at] == LARDER_NO_ORDINAL)
             probes[left++] = probes[i];
@@ -598,25 +825,51 @@ int index_lookup(struct index *ix, const void *const *keys, const size_t *lens, 
 
 /* ---- cursor ---- */
 
-int index_cursor_open(const char *root, const struct index_part *part, struct index_cursor **out, struct larder_error *err)
+/* Gives up the iterator, and of a bucket the SST that it stands in: no other is here then. */
+static void cursor_leave(struct index_cursor *c)
+{
+    if (!c->it)
+        return;
+    rocksdb_iter_destroy(c->it);
+    c->it = NULL;
+    if (!c->remote)
+        return;
+    sst_put(&c->part, c->sst);
+    remote_make_room(c->remote);
+}
+
+/* Makes SST i the one that the iterator goes through next. In a directory there is one iterator for all. */
+static int cursor_enter(struct index_cursor *c, size_t i, struct larder_error *err)
+{
+    if (c->remote)
+        cursor_leave(c);
+    int rc = c->remote ? sst_get(&c->part, i, err) : part_check_sst(&c->part, i, err);
+    if (rc)
+        return rc;
+    c->sst = i;
+    c->left = c->part.ssts[i].keys;
+    if (c->it)
+        return LARDER_OK;
+    rocksdb_readoptions_set_fill_cache(c->part.read, 0);
+    rocksdb_readoptions_set_readahead_size(c->part.read, CURSOR_READAHEAD);
+    c->it = rocksdb_create_iterator_cf(c->part.db, c->part.read, c->part.cf);
+    return LARDER_OK;
+}
+
+int index_cursor_open(struct store_io *io, const struct index_part *part, struct index_cursor **out, struct larder_error *err)
 {
     *out = NULL;
     struct index_cursor *c = calloc(1, sizeof(*c));
-    int rc;
+    int rc = LARDER_OK;
 
     if (!c)
         return err_nomem(err, sizeof(*c), "an index cursor");
     c->cache = rocksdb_cache_create_lru(4 * MIB);
-    if ((rc = part_open(root, part, c->cache, &c->part, err)) ||
-        (c->part.n > 0 && (rc = part_check_sst(&c->part, 0, err)))) {
+    if (!io_is_local(io))
+        rc = remote_new(io, &c->part, 1, &c->remote, err);
+    if (rc || (rc = part_open(io, c->remote, part, c->cache, &c->part, err)) || (c->part.n > 0 && (rc = cursor_enter(c, 0, err)))) {
         index_cursor_close(c);
         return rc;
-    }
-    if (c->part.n > 0) {
-        rocksdb_readoptions_set_fill_cache(c->part.read, 0);
-        rocksdb_readoptions_set_readahead_size(c->part.read, CURSOR_READAHEAD);
-        c->it = rocksdb_create_iterator_cf(c->part.db, c->part.read, c->part.cf);
-        c->left = c->part.ssts[0].keys;
     }
     *out = c;
     return LARDER_OK;
@@ -627,14 +880,16 @@ static int cursor_step(struct index_cursor *c, struct larder_error *err)
 {
     char *failed = NULL;
 
-    if (c->sst == 0 && c->left == c->part.ssts[0].keys) {
-        rocksdb_iter_seek_to_first(c->it);
+    const struct sst *s = &c->part.ssts[c->sst];
+    if (c->left == s->keys && (c->sst == 0 || c->remote)) {
+        rocksdb_iter_seek(c->it, (const char *)s->first, s->first_len);
     } else {
         if (c->left == 0 && c->sst + 1 < c->part.n) {
-            int rc = part_check_sst(&c->part, c->sst + 1, err);
+            int rc = cursor_enter(c, c->sst + 1, err);
             if (rc)
                 return rc;
-            c->left = c->part.ssts[++c->sst].keys;
+            if (c->remote)
+                return cursor_step(c, err);
         }
         rocksdb_iter_next(c->it);
     }
@@ -672,11 +927,11 @@ void index_cursor_close(struct index_cursor *c)
 {
     if (!c)
         return;
-    if (c->it)
-        rocksdb_iter_destroy(c->it);
+    cursor_leave(c);
     part_close(&c->part);
     if (c->cache)
         rocksdb_cache_destroy(c->cache);
+    remote_free(c->remote);
     free(c);
 }
 

@@ -349,7 +349,6 @@ static int tick(void *user)
 /* Damage of the index of the newest generation. Only asked when its manifest is good. */
 static int index_bad(struct repair *p, bool *bad, struct larder_error *err)
 {
-    const char *root = p->io->ops->local_root(p->io);
     struct larder_error why;
     struct index *ix = NULL;
     int rc = LARDER_OK;
@@ -357,7 +356,7 @@ static int index_bad(struct repair *p, bool *bad, struct larder_error *err)
     for (size_t i = 0; i < p->base.n_parts; i++)
         for (size_t k = 0; k < p->base.parts[i].n_files; k++) {
             char file[600];
-            if (!(rc = index_file_check(root, &p->base.parts[i], &p->base.parts[i].files[k], &why)))
+            if (!(rc = index_file_check(p->io, &p->base.parts[i], &p->base.parts[i].files[k], &why)))
                 continue;
             if (!is_damage(rc))
                 return err_set(err, rc, "%s", why.message);
@@ -367,7 +366,7 @@ static int index_bad(struct repair *p, bool *bad, struct larder_error *err)
         }
     if (*bad)
         return LARDER_OK;
-    rc = index_open(root, p->base.parts, p->base.n_parts, MIB, &ix, &why);
+    rc = index_open(p->io, p->base.parts, p->base.n_parts, MIB, &ix, &why);
     index_close(ix);
     if (rc && !is_damage(rc))
         return err_set(err, rc, "%s", why.message);

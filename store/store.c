@@ -498,12 +498,9 @@ static int index_get(struct store *s, struct index **ix, struct larder_error *er
 {
     if ((*ix = atomic_load(&s->index)))
         return LARDER_OK;
-    const char *root = s->io->ops->local_root(s->io);
-    if (!root)
-        return err_set(err, LARDER_EINVAL, "the key index needs a dataset in a directory");
     int rc = LARDER_OK;
     pthread_mutex_lock(&s->lock); /* once a process: others wait for the same thing */
-    if (!(*ix = atomic_load(&s->index)) && !(rc = index_open(root, s->m.parts, s->m.n_parts, s->index_bytes, ix, err)))
+    if (!(*ix = atomic_load(&s->index)) && !(rc = index_open(s->io, s->m.parts, s->m.n_parts, s->index_bytes, ix, err)))
         atomic_store(&s->index, *ix);
     pthread_mutex_unlock(&s->lock);
     return rc;

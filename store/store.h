@@ -216,25 +216,26 @@ void shard_scan_close(struct shard_scan *scan);
 /* ---- key index (index.c, sole user of RocksDB) ---- */
 
 /* Builds index part `dir` (below index/, not there yet) from sorted keys. next() gives keys in strictly ascending order
- * (LARDER_END after the last). Files are durable on return. Root: local directory of the dataset. */
+ * (LARDER_END after the last). Files are durable on return. Root: local directory of the dataset, or where its files are made. */
 typedef int index_next_fn(void *user, const void **key, size_t *key_len, uint64_t *ordinal, struct larder_error *err);
 int index_build(const char *root, const char *dir, index_next_fn *next, void *user, struct index_part *part,
                 struct larder_error *err);
 struct index;
 /* Opens all parts for reading; CURRENT and MANIFEST are checked against part CRCs before RocksDB sees them, each SST before it is
- * first read. cache_bytes: block cache for all parts together. */
-int index_open(const char *root, const struct index_part *parts, size_t n_parts, size_t cache_bytes, struct index **ix,
+ * first read. Of a bucket, the SSTs that cover the keys asked for are copied to io's work_root, within io->work_bytes; io outlives the
+ * index then. cache_bytes: block cache for all parts together. */
+int index_open(struct store_io *io, const struct index_part *parts, size_t n_parts, size_t cache_bytes, struct index **ix,
                struct larder_error *err);
 void index_close(struct index *ix);
 int index_lookup(struct index *ix, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals,
                  struct larder_error *err); /* thread-safe */
 /* All keys of one part in order: for merging. Same contract as index_next_fn. */
 struct index_cursor;
-int index_cursor_open(const char *root, const struct index_part *part, struct index_cursor **c, struct larder_error *err);
+int index_cursor_open(struct store_io *io, const struct index_part *part, struct index_cursor **c, struct larder_error *err);
 int index_cursor_next(struct index_cursor *c, const void **key, size_t *key_len, uint64_t *ordinal, struct larder_error *err);
 void index_cursor_close(struct index_cursor *c);
 /* Whole-file check of one file of a part against its size and CRC. */
-int index_file_check(const char *root, const struct index_part *part, const struct index_file *f, struct larder_error *err);
+int index_file_check(struct store_io *io, const struct index_part *part, const struct index_file *f, struct larder_error *err);
 
 /* ---- a new generation (generation.c): what ingest, writer and repair share ---- */
 

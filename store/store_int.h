@@ -80,6 +80,19 @@ void key_cache_free(struct key_cache *c);
 size_t key_cache_get(const struct key_cache *c, const void *const *keys, const size_t *lens, size_t n, uint64_t *ordinals);
 void key_cache_put(struct key_cache *c, const void *key, size_t len, uint64_t ordinal);
 
+/* ---- index_copies.c: index files of a bucket on this machine ---- */
+
+struct index_copies;
+int index_copies_open(struct store_io *io, struct index_copies **ic, struct larder_error *err); /* io is borrowed */
+void index_copies_close(struct index_copies *ic); /* NULL allowed; what was taken goes */
+const char *index_copies_own(const struct index_copies *ic); /* a folder of this user alone, which vanishes with it */
+/* Puts a checked copy of index/<part>/<f->name> at `to`, a path below the own folder: a link to one that is here, else fetched. EBUSY:
+ * no room, all copies are in use; with force the limit is exceeded then. */
+int index_copies_take(struct index_copies *ic, const char *part, const struct index_file *f, const char *to, bool force,
+                      struct larder_error *err);
+/* Reads an object of that size and CRC through, as often as the io has it; fd -1, or a file that gets it. ECORRUPT: missing too. */
+int index_object_stream(struct store_io *io, const char *name, uint64_t size, uint32_t crc, int fd, struct larder_error *err);
+
 /* ---- commit.c ---- */
 
 void manifest_path(uint64_t generation, char out[64]); /* "manifests/<generation>.json" */

@@ -349,7 +349,7 @@ static int verify_index_file(struct verify *v, uint64_t i, struct larder_error *
         i -= p->n_files;
     const struct index_file *f = &p->files[i];
     snprintf(file, sizeof(file), "index/%s/%s", p->dir, f->name);
-    int rc = index_file_check(v->io->ops->local_root(v->io), p, f, &why);
+    int rc = index_file_check(v->io, p, f, &why);
     if (is_damage(rc))
         damage_file(v, file, why.message);
     else if (rc)
@@ -422,7 +422,7 @@ static int verify_generation(struct verify *v, struct larder_error *err)
     for (size_t i = 0; i < m->n_parts; i++)
         files += m->parts[i].n_files;
     v->units = m->n_shards + files;
-    rc = index_open(v->io->ops->local_root(v->io), m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
+    rc = index_open(v->io, m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
     if (is_damage(rc)) {
         damage_file(v, "index", why.message);
         v->ix = NULL;

@@ -41,11 +41,11 @@ static int index_new(struct store_io *io, struct manifest *m, size_t first_new, 
 }
 
 /* Keys 0..n-1 are found, each once, by lookup and by cursor. */
-static int read_all(const char *root, const struct manifest *m, uint64_t n, struct larder_error *err)
+static int read_all(struct store_io *io, const struct manifest *m, uint64_t n, struct larder_error *err)
 {
     struct index *ix;
     uint64_t sum = 0, seen = 0;
-    int rc = index_open(root, m->parts, m->n_parts, MIB, &ix, err);
+    int rc = index_open(io, m->parts, m->n_parts, MIB, &ix, err);
 
     if (rc)
         return rc;
@@ -67,7 +67,7 @@ static int read_all(const char *root, const struct manifest *m, uint64_t n, stru
         const void *k;
         size_t len;
         uint64_t ordinal;
-        if ((rc = index_cursor_open(root, &m->parts[i], &c, err)))
+        if ((rc = index_cursor_open(io, &m->parts[i], &c, err)))
             break;
         while ((rc = index_cursor_next(c, &k, &len, &ordinal, err)) == LARDER_OK)
             seen++;
@@ -116,7 +116,7 @@ static void lists_release(struct manifest *m)
 }
 
 /* Fails kind number n; false when it never came to n. */
-static bool try(struct store_io *io, const char *root, const struct manifest *base, size_t first_new, enum fault_kind kind, long n)
+static bool try(struct store_io *io, const struct manifest *base, size_t first_new, enum fault_kind kind, long n)
 {
     struct manifest m;
     struct larder_error err = {0};
@@ -139,9 +139,9 @@ static bool try(struct store_io *io, const char *root, const struct manifest *ba
         CHECK_EQ(dropped, 15);
         CHECK_EQ(m.samples, 125);
         CHECK_EQ(m.n_parts, 2);
-        CHECK_EQ(read_all(root, &m, 125, &err), 0);
+        CHECK_EQ(read_all(io, &m, 125, &err), 0);
         fault_arm(kind, n);
-        rc = read_all(root, &m, 125, &err);
+        rc = read_all(io, &m, 125, &err);
         hit |= fault_disarm();
         if (rc)
             CHECK(err.code == rc && err.message[0] && kind != FAULT_SHORT);
@@ -152,13 +152,12 @@ static bool try(struct store_io *io, const char *root, const struct manifest *ba
 
 TEST(every_failure)
 {
-    const char *root = tmp_dir();
     struct manifest m = {.generation = 1, .uuid = {1}, .lineage = {2}};
     struct larder_error err = {0};
     struct store_io *io;
     uint64_t dropped;
 
-    REQUIRE_OK(io_file_open(root, true, 0, &io, &err), &err);
+    REQUIRE_OK(io_file_open(tmp_dir(), true, 0, &io, &err), &err);
     REQUIRE_OK(schema_copy(&m.schema, fields, 1, &err), &err);
     add_shard(io, &m, 0, 100);
     REQUIRE_OK(index_new(io, &m, 0, 1, &dropped, &err), &err);
@@ -170,7 +169,7 @@ TEST(every_failure)
     add_shard(io, &m, 95, 20);  /* five in the first part, ten in the second, which is absorbed */
     add_shard(io, &m, 115, 10);
     for (int kind = FAULT_ALLOC; kind <= FAULT_SHORT; kind++)
-        for (long n = 1; try(io, root, &m, 2, (enum fault_kind)kind, n); n++)
+        for (long n = 1; try(io, &m, 2, (enum fault_kind)kind, n); n++)
             ;
     manifest_release(&m);
     io_close(io);

@@ -117,7 +117,7 @@ static uint64_t check_all(struct world *w)
         CHECK(w->m.parts[i].keys > 0);
     }
     CHECK_EQ(at, w->m.samples);
-    REQUIRE_OK(index_open(w->root, w->m.parts, w->m.n_parts, MIB, &ix, &err), &err);
+    REQUIRE_OK(index_open(w->io, w->m.parts, w->m.n_parts, MIB, &ix, &err), &err);
     for (size_t i = 0; i < w->m.n_shards; i++) {
         struct shard_scan *scan;
         struct scan_item item;

@@ -57,6 +57,40 @@ static void part_free(struct index_part *p)
     free(p->dir);
 }
 
+/* The functions that take an io, over a folder. */
+static int open_at(const char *root, const struct index_part *p, size_t n, size_t bytes, struct index **ix, struct larder_error *err)
+{
+    struct store_io *io;
+    int rc = io_file_open(root, false, 0, &io, err);
+    if (rc == 0) {
+        rc = index_open(io, p, n, bytes, ix, err);
+        io_close(io);
+    }
+    return rc;
+}
+
+static int cursor_at(const char *root, const struct index_part *p, struct index_cursor **c, struct larder_error *err)
+{
+    struct store_io *io;
+    int rc = io_file_open(root, false, 0, &io, err);
+    if (rc == 0) {
+        rc = index_cursor_open(io, p, c, err);
+        io_close(io);
+    }
+    return rc;
+}
+
+static int check_at(const char *root, const struct index_part *p, const struct index_file *f, struct larder_error *err)
+{
+    struct store_io *io;
+    int rc = io_file_open(root, false, 0, &io, err);
+    if (rc == 0) {
+        rc = index_file_check(io, p, f, err);
+        io_close(io);
+    }
+    return rc;
+}
+
 static struct index_part build(const char *root, const char *dir, struct keys k)
 {
     struct larder_error err = {0};
@@ -126,7 +160,7 @@ static void check_cursor(const char *root, const struct index_part *p, struct ke
     uint64_t x = 0, y = 0;
     int rc;
 
-    REQUIRE_OK(index_cursor_open(root, p, &c, &err), &err);
+    REQUIRE_OK(cursor_at(root, p, &c, &err), &err);
     while ((rc = index_cursor_next(c, &a, &a_len, &x, &err)) == LARDER_OK) {
         REQUIRE_EQ(keys_next(&k, &b, &b_len, &y, &err), LARDER_OK);
         REQUIRE_EQ(a_len, b_len);
@@ -161,7 +195,7 @@ TEST(builds_and_finds)
         struct larder_error err = {0};
         struct index *ix;
         char path[200];
-        REQUIRE_OK(index_open(root, &p, 1, 16 * MIB, &ix, &err), &err);
+        REQUIRE_OK(open_at(root, &p, 1, 16 * MIB, &ix, &err), &err);
         check_all(ix, k.kind, 1, k.n, 2);
         check_none(ix, k.kind, 0, k.n, 2); /* between and before */
         check_none(ix, k.kind, 2 * k.n + 1, 10, 2); /* behind */
@@ -171,7 +205,7 @@ TEST(builds_and_finds)
         CHECK_EQ(n_entries(path), p.n_files); /* reading has left nothing */
         CHECK_EQ(p.n_files == 0, k.n == 0);
         for (size_t f = 0; f < p.n_files; f++)
-            CHECK_OK(index_file_check(root, &p, &p.files[f], &err), &err);
+            CHECK_OK(check_at(root, &p, &p.files[f], &err), &err);
         part_free(&p);
     }
 }
@@ -221,7 +255,7 @@ TEST(odd_keys)
     size_t lens[] = {0, sizeof(big), len, len - 1, len};
     uint64_t found[5];
 
-    REQUIRE_OK(index_open(root, &p, 1, MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, &p, 1, MIB, &ix, &err), &err);
     REQUIRE_OK(index_lookup(ix, keys, lens, 5, found, &err), &err);
     CHECK(found[0] == LARDER_NO_ORDINAL && found[1] == LARDER_NO_ORDINAL && found[3] == LARDER_NO_ORDINAL);
     CHECK_EQ(found[2], ordinal_of(3));
@@ -241,14 +275,14 @@ TEST(several_parts)
                               build(root, "4-1", (struct keys){.n = 9000, .kind = RANDOM, .lo = 2, .step = 4})};
     struct index *ix;
 
-    REQUIRE_OK(index_open(root, p, 4, 8 * MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, p, 4, 8 * MIB, &ix, &err), &err);
     check_all(ix, RANDOM, 0, 5000, 4);
     check_all(ix, RANDOM, 1, 300, 4);
     check_all(ix, RANDOM, 2, 9000, 4);
     check_none(ix, RANDOM, 3, 9000, 4);
     check_none(ix, RANDOM, 1201, 1000, 4);
     index_close(ix);
-    REQUIRE_OK(index_open(root, p, 0, 8 * MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, p, 0, 8 * MIB, &ix, &err), &err);
     check_none(ix, RANDOM, 0, 10, 1);
     index_close(ix);
     for (int i = 0; i < 4; i++)
@@ -294,14 +328,14 @@ TEST(many_files)
 
     REQUIRE_OK(index_build(root, "1-1", long_next, &k, &p, &err), &err);
     REQUIRE(p.n_files > 18);
-    REQUIRE_OK(index_open(root, &p, 1, 8 * MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, &p, 1, 8 * MIB, &ix, &err), &err);
     for (uint64_t i = 0; i < k.n; i += 997) {
         long_key(i, key);
         REQUIRE_OK(index_lookup(ix, &kp, &len, 1, &ordinal, &err), &err);
         REQUIRE_EQ(ordinal, i);
     }
     index_close(ix);
-    REQUIRE_OK(index_cursor_open(root, &p, &c, &err), &err);
+    REQUIRE_OK(cursor_at(root, &p, &c, &err), &err);
     while ((rc = index_cursor_next(c, &got, &len, &ordinal, &err)) == LARDER_OK)
         n += ordinal == n;
     CHECK_EQ(rc, LARDER_END);
@@ -312,7 +346,7 @@ TEST(many_files)
     int fd = open(path, O_RDWR);
     REQUIRE_EQ(pwrite(fd, "damage", 6, 5000), 6);
     close(fd);
-    REQUIRE_OK(index_open(root, &p, 1, 8 * MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, &p, 1, 8 * MIB, &ix, &err), &err);
     len = sizeof(key);
     long_key(0, key);
     CHECK_OK(index_lookup(ix, &kp, &len, 1, &ordinal, &err), &err);
@@ -321,7 +355,7 @@ TEST(many_files)
     CHECK(strstr(err.message, p.files[p.n_files - 1].name) && strstr(err.message, "larder repair"));
     CHECK_ERR(index_lookup(ix, &kp, &len, 1, &ordinal, &err), LARDER_ECORRUPT, &err); /* and again */
     index_close(ix);
-    REQUIRE_OK(index_cursor_open(root, &p, &c, &err), &err);
+    REQUIRE_OK(cursor_at(root, &p, &c, &err), &err);
     for (n = 0; (rc = index_cursor_next(c, &got, &len, &ordinal, &err)) == LARDER_OK; n++)
         ;
     CHECK_EQ(rc, LARDER_ECORRUPT);
@@ -351,7 +385,7 @@ TEST(threads)
     pthread_t t[4];
     struct index *ix;
 
-    REQUIRE_OK(index_open(root, p, 2, MIB, &ix, &err), &err);
+    REQUIRE_OK(open_at(root, p, 2, MIB, &ix, &err), &err);
     for (int i = 0; i < 4; i++) {
         s[i] = (struct seeker){ix, 1};
         REQUIRE_EQ(pthread_create(&t[i], NULL, seek, &s[i]), 0);
@@ -374,7 +408,7 @@ static int verdict(const char *root, const struct index_part *p)
 {
     struct larder_error err = {0};
     struct index *ix;
-    int rc = index_open(root, p, 1, MIB, &ix, &err);
+    int rc = open_at(root, p, 1, MIB, &ix, &err);
 
     if (rc)
         return rc == LARDER_ECORRUPT && strstr(err.message, "larder repair") ? 1 : 2;
@@ -414,7 +448,7 @@ TEST(every_byte_flipped)
             uint8_t bad = data[i] ^ (uint8_t)(1u << rng_below(&state, 8));
             REQUIRE_EQ(pwrite(fd, &bad, 1, (off_t)i), 1);
             REQUIRE_EQ(verdict(root, &p), 1);
-            REQUIRE_EQ(index_file_check(root, &p, &p.files[f], &err), LARDER_ECORRUPT);
+            REQUIRE_EQ(check_at(root, &p, &p.files[f], &err), LARDER_ECORRUPT);
             REQUIRE_EQ(pwrite(fd, &data[i], 1, (off_t)i), 1);
         }
         close(fd);
@@ -448,7 +482,7 @@ TEST(truncated_missing_and_extra)
         snprintf(aside, sizeof(aside), "%s/aside", root);
         REQUIRE_EQ(rename(path, aside), 0);
         CHECK_EQ(verdict(root, &p), 1);
-        CHECK_ERR(index_file_check(root, &p, &p.files[f], &err), LARDER_ECORRUPT, &err);
+        CHECK_ERR(check_at(root, &p, &p.files[f], &err), LARDER_ECORRUPT, &err);
         REQUIRE_EQ(rename(aside, path), 0);
         CHECK_EQ(verdict(root, &p), 0);
         free(data);
