@@ -6,6 +6,9 @@
  * crash in between leaves stray files, which the next gc removes. A file is removed only when no kept manifest names it, the
  * journal of an unfinished ingest does not claim it, and it is older than the stated age: a live reader may have pinned its
  * generation. A kept manifest that cannot be read ends gc before anything is removed.
+ *
+ * In a bucket the journal seen is that of this machine: what an ingest elsewhere has uploaded is protected by its age alone, and one
+ * that lost files notices when it indexes them.
  */
 #include <errno.h>
 
@@ -160,6 +163,21 @@ static int remove_generations(struct gc *g)
     return rc;
 }
 
+/* Uploads that nobody finished take up room in a bucket and are seen by nobody. */
+static int drop_unfinished(struct gc *g)
+{
+    uint64_t n = 0;
+    if (g->o->dry_run || !g->io->ops->drop_unfinished)
+        return LARDER_OK;
+    int rc = g->io->ops->drop_unfinished(g->io, g->min_age, &n, g->err);
+    if (!rc && n && g->o->removed) {
+        char what[64];
+        snprintf(what, sizeof(what), "%llu upload%s", (unsigned long long)n, n == 1 ? "" : "s");
+        g->o->removed(g->o->user, what, "never finished");
+    }
+    return rc;
+}
+
 static int gc_locked(struct gc *g, struct larder_error *err)
 {
     int rc = choose(g, err);
@@ -170,7 +188,7 @@ static int gc_locked(struct gc *g, struct larder_error *err)
     if (g->n_keep)
         qsort(g->keep, g->n_keep, sizeof(*g->keep), by_name);
     if (!(rc = remove_generations(g)) && !(rc = remove_strays(g, "shards", stray)) && !(rc = remove_strays(g, "index", stray)))
-        rc = remove_strays(g, "", stray_temp);
+        rc = io_is_local(g->io) ? remove_strays(g, "", stray_temp) : drop_unfinished(g);
     return rc;
 }
 

@@ -222,7 +222,7 @@ int index_copies_open(struct store_io *io, struct index_copies **out, struct lar
         return err_nomem(err, sizeof(*ic), "copies of an index");
     ic->io = io;
     ic->alive = -1;
-    ic->limit = io->work_bytes ? io->work_bytes : 256 * MIB;
+    ic->limit = io_work_bytes(io);
     int rc = path_in(&ic->dir, work, "copies", "", err);
     if (!rc && mkdir(ic->dir, 0777) && errno != EEXIST)
         rc = err_sys(err, LARDER_EIO, errno, "%s: cannot be made", ic->dir);

@@ -514,7 +514,7 @@ static int repair_locked(struct repair *p, struct larder_error *err)
     struct candidate *list = p->list;
     if (p->base_is_newest && (rc = store_open(p->io, &(struct store_options){.generation = p->newest}, &p->store, err)))
         return rc;
-    if ((rc = crew_run(cpu_count(), check_worker, tick, p, err)))
+    if ((rc = crew_run(io_workers(p->io), check_worker, tick, p, err)))
         return rc;
     uint64_t lost = 0;
     for (size_t i = 0; i < p->n; i++) {

@@ -251,11 +251,13 @@ struct index_policy {
 int generation_index(struct store_io *io, struct manifest *m, size_t first_new, uint64_t run, const struct index_policy *policy,
                      uint64_t *dropped, struct larder_error *err);
 
-/* ---- keeping (verify.c, repair.c, gc.c): implement larder_*_run over an io ---- */
+/* ---- keeping (verify.c, repair.c, gc.c, copy.c): implement larder_*_run over an io ---- */
 
 int store_verify(struct store_io *io, const struct larder_verify_options *o, struct larder_verify_report *r, struct larder_error *err);
 int store_repair(struct store_io *io, const struct larder_repair_options *o, struct larder_repair_report *r, struct larder_error *err);
 int store_gc(struct store_io *io, const struct larder_gc_options *o, struct larder_gc_report *r, struct larder_error *err);
+int store_copy(struct store_io *src, struct store_io *dst, const struct larder_copy_options *o, struct larder_copy_report *r,
+               struct larder_error *err);
 
 /* ---- the writer's lock and journal marker (session.c) ---- */
 

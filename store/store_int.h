@@ -177,11 +177,18 @@ int trailer_rebuild(struct store_io *io, const char *path, uint64_t size, uint64
 /* What the store itself lacks or holds wrong; other errors are the machine's, and no reason to drop anything. */
 static inline bool is_damage(int rc) { return rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND; }
 
+/* Order does not matter to it: two sets of (key, ordinal) with the same sum are the same. */
+struct key_sum { _Atomic uint64_t n, lo, hi; };
+
+/* Threads that read shards through, where nobody says how many: those of a bucket mostly wait. */
+static inline unsigned io_workers(struct store_io *io) { return io_is_local(io) ? cpu_count() : MAX(cpu_count(), 8u); }
+
 /* What a check of one shard tells. Lookups of keys go to ix when it is not NULL. */
 struct shard_check {
     struct store_io *io;
     struct store *store;        /* decodes records; NULL: CRCs and layout of the footer only */
     struct index *ix;
+    struct key_sum *sum;        /* of all keys that pass; NULL: none */
     const struct shard_ref *ref;
     uint64_t shard_no;
     larder_damage_fn *damage;   /* called by the checking thread */

@@ -3,6 +3,10 @@
  * verify.c - reads every byte of a generation and checks the whole chain: hint and manifest, index files, shard headers, footers,
  * records, columns against records, and each key against the index.
  *
+ * Keys lie in the shards in the order of samples and in the index in their own. Where the whole index can be at hand each key is looked
+ * up. One of a bucket that is larger than its copies may be here is read through once, part by part, and a sum over (key, ordinal)
+ * that does not depend on the order has to be the same on both sides; a part n/t of the shards then goes without.
+ *
  * Shards and index files are the units that worker threads take from one counter. Damage is told through a callback under
  * one lock and does not stop anything; only I/O errors and memory do. Memory: a scan's window and a batch of keys a worker.
  */
@@ -223,6 +227,15 @@ static int check_record(struct checker *k, const struct scan_item *item, bool co
     return LARDER_OK;
 }
 
+static void sum_add(struct key_sum *s, const void *key, size_t len, uint64_t ordinal)
+{
+    uint64_t h[2];
+    hash128(ordinal, key, len, h);
+    atomic_fetch_add(&s->n, 1);
+    atomic_fetch_add(&s->lo, h[0]);
+    atomic_fetch_add(&s->hi, h[1]);
+}
+
 static int check_records(struct checker *k, struct larder_error *err)
 {
     struct shard_check *c = k->c;
@@ -248,6 +261,8 @@ static int check_records(struct checker *k, struct larder_error *err)
                 rc = check_record(k, &item, columns, err);
             if (!rc && c->ix)
                 rc = batch_key(k, &item, err);
+            if (c->sum)
+                sum_add(c->sum, item.key, item.key_len, c->ref->base + item.slot);
         }
         expected = item.extent.offset ? item.extent.offset + item.extent.stored_len : expected;
         c->samples++;
@@ -316,6 +331,8 @@ struct verify {
     struct store_io *io;
     struct store *store;
     struct index *ix;
+    bool by_sum;                    /* keys are compared by their sum */
+    struct key_sum sum;
     const struct larder_verify_options *o;
     uint64_t units;                 /* shards, then index files */
     _Atomic uint64_t next, samples, bytes, shards;
@@ -373,7 +390,7 @@ static int verify_worker(void *user, unsigned worker, const atomic_bool *stop, s
             continue;
         int rc;
         if (i < m->n_shards) {
-            struct shard_check c = {.io = v->io, .store = v->store, .ix = v->ix, .ref = &m->shards[i], .shard_no = i,
+            struct shard_check c = {.io = v->io, .store = v->store, .ix = v->ix, .sum = v->by_sum ? &v->sum : NULL, .ref = &m->shards[i], .shard_no = i,
                                     .damage = damage_locked, .user = v, .stop = stop};
             rc = shard_check_run(&c, err);
             atomic_fetch_add(&v->shards, 1);
@@ -411,6 +428,50 @@ static int verify_hint(struct verify *v, struct larder_error *err)
     return LARDER_OK;
 }
 
+/* Whether every SST of a bucket can be here at once. */
+static bool index_fits(struct verify *v)
+{
+    const struct manifest *m = store_manifest(v->store);
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < m->n_parts; i++)
+        for (size_t k = 0; k < m->parts[i].n_files; k++)
+            bytes += m->parts[i].files[k].size;
+    return io_is_local(v->io) || bytes <= io_work_bytes(v->io);
+}
+
+/* The keys of one part against its own and the generation's. */
+static int sum_part(struct verify *v, const struct index_part *p, struct key_sum *sum, struct larder_error *err)
+{
+    struct index_cursor *c;
+    const void *key;
+    size_t len;
+    uint64_t ordinal;
+    int rc = index_cursor_open(v->io, p, &c, err);
+    if (rc)
+        return rc;
+    while ((rc = index_cursor_next(c, &key, &len, &ordinal, err)) == LARDER_OK)
+        sum_add(sum, key, len, ordinal);
+    index_cursor_close(c);
+    return rc == LARDER_END ? LARDER_OK : rc;
+}
+
+static int verify_sum(struct verify *v, struct larder_error *err)
+{
+    const struct manifest *m = store_manifest(v->store);
+    struct key_sum sum = {0};
+    struct larder_error why;
+    int rc = LARDER_OK;
+    for (size_t i = 0; !rc && i < m->n_parts; i++)
+        rc = sum_part(v, &m->parts[i], &sum, &why);
+    if (rc && !is_damage(rc))
+        return err_set(err, rc, "%s", why.message);
+    if (rc)
+        damage_file(v, "index", why.message);
+    else if (sum.n != v->sum.n || sum.lo != v->sum.lo || sum.hi != v->sum.hi)
+        damage_file(v, "index", "its keys do not lead to the samples that have them");
+    return LARDER_OK;
+}
+
 static int verify_generation(struct verify *v, struct larder_error *err)
 {
     const struct manifest *m = store_manifest(v->store);
@@ -422,15 +483,17 @@ static int verify_generation(struct verify *v, struct larder_error *err)
     for (size_t i = 0; i < m->n_parts; i++)
         files += m->parts[i].n_files;
     v->units = m->n_shards + files;
-    rc = index_open(v->io, m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
+    v->by_sum = !index_fits(v);
+    if (!v->by_sum)
+        rc = index_open(v->io, m->parts, m->n_parts, 64 * MIB, &v->ix, &why);
     if (is_damage(rc)) {
         damage_file(v, "index", why.message);
         v->ix = NULL;
     } else if (rc) {
         return err_set(err, rc, "%s", why.message);
     }
-    unsigned workers = v->o->workers ? v->o->workers : cpu_count();
-    return crew_run(workers, verify_worker, verify_tick, v, err);
+    rc = crew_run(v->o->workers ? v->o->workers : io_workers(v->io), verify_worker, verify_tick, v, err);
+    return !rc && v->by_sum && !v->o->subset_t && !v->damaged ? verify_sum(v, err) : rc;
 }
 
 int store_verify(struct store_io *io, const struct larder_verify_options *o, struct larder_verify_report *r, struct larder_error *err)

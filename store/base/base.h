@@ -199,6 +199,7 @@ struct store_io_ops {
  * dataset itself; 0: 256 MiB. */
 struct store_io { const struct store_io_ops *ops; unsigned tries; uint64_t work_bytes; };
 static inline unsigned io_tries(const struct store_io *io) { return io->tries ? io->tries : 1; }
+static inline uint64_t io_work_bytes(const struct store_io *io) { return io->work_bytes ? io->work_bytes : 256 * MIB; }
 
 /* io.c: over any io */
 const char *io_where(struct store_io *io);

@@ -150,7 +150,7 @@ TEST(every_key_within_the_limit)
     unsigned n;
     s->faults = (struct sim_faults){.flip = 300, .cut = 100};
     REQUIRE_OK(index_open(&s->io, &made.part, 1, MIB, &ix, &err), &err);
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 25; i++) {
         uint64_t number = rng_below(&rng, STEP * (uint64_t)KEYS);
         CHECK_EQ(find(ix, number), number % STEP ? LARDER_NO_ORDINAL : number / STEP);
         most = MAX(most, copies_bytes(work, &n));
@@ -278,7 +278,7 @@ struct looker { struct index *ix; uint64_t seed, wrong; };
 static void *looking(void *arg)
 {
     struct looker *l = arg;
-    for (int i = 0; i < 40; i++) {
+    for (int i = 0; i < 15; i++) {
         uint64_t number = rng_below(&l->seed, STEP * (uint64_t)KEYS);
         l->wrong += find(l->ix, number) != (number % STEP ? LARDER_NO_ORDINAL : number / STEP);
     }
