@@ -79,6 +79,7 @@ struct metric { const char *name, *type, *help; size_t at; };
 static const struct metric metrics[] = {
     METRIC("budget_bytes", "gauge", budget_bytes, "Limit of the tier."),
     METRIC("used_bytes", "gauge", used_bytes, "Records and bookkeeping."),
+    METRIC("bookkeeping_bytes", "gauge", bookkeeping_bytes, "Of the used bytes: no record."),
     METRIC("entries", "gauge", entries, "Records held."),
     METRIC("hits_total", "counter", hits, "Samples that this process found here."),
     METRIC("misses_total", "counter", misses, "Samples that this process found in a farther tier."),
@@ -110,6 +111,10 @@ int stats_text(const char *cache, const struct larder_cache_stats *s, bool dram,
                 rc = buf_printf(out, err, "%s{cache=\"%s\",tier=\"%s\"} %" PRIu64 "\n", metrics[m].name, cache, names[t],
                                 member(tiers[t], metrics[m].at));
     }
+    if (!rc && dram)
+        rc = buf_printf(out, err, "# HELP larder_cache_locked_bytes Memory that this process has locked.\n"
+                        "# TYPE larder_cache_locked_bytes gauge\nlarder_cache_locked_bytes{cache=\"%s\",tier=\"dram\"} %" PRIu64 "\n",
+                        cache, s->locked_bytes);
     if (!rc)
         rc = buf_printf(out, err, "# HELP larder_cache_latency_seconds Latency of requests.\n# TYPE larder_cache_latency_seconds summary\n");
     for (unsigned t = 0; !rc && t < TIERS; t++)

@@ -119,7 +119,46 @@ static void print_tier(struct jsonl *j, const char *name, const struct larder_ti
     jsonl_close(j, '}');
 }
 
-static void print_json(const struct epoch *e, const struct cache_args *a)
+static void print_cache_tier(struct jsonl *j, const char *name, const struct larder_cache_tier *c, int held)
+{
+    jsonl_object(j, name);
+    if (held) {
+        jsonl_u64(j, "budget_bytes", c->budget_bytes);
+        jsonl_u64(j, "used_bytes", c->used_bytes);
+        jsonl_u64(j, "bookkeeping_bytes", c->bookkeeping_bytes);
+        jsonl_u64(j, "entries", c->entries);
+        jsonl_u64(j, "admissions", c->admissions);
+        jsonl_u64(j, "refusals", c->refusals);
+        jsonl_u64(j, "evictions", c->evictions);
+        jsonl_u64(j, "healed", c->healed);
+    }
+    jsonl_u64(j, "latency_ns_p50", c->latency_ns_p50);
+    jsonl_u64(j, "latency_ns_p90", c->latency_ns_p90);
+    jsonl_u64(j, "latency_ns_p99", c->latency_ns_p99);
+    jsonl_u64(j, "latency_ns_max", c->latency_ns_max);
+    jsonl_close(j, '}');
+}
+
+/* The cache as it is now, while `tiers` is of the epoch. */
+static void print_cache(struct jsonl *j, const struct cache_args *a, const struct larder_cache *cache)
+{
+    struct larder_cache_stats s = {.struct_size = sizeof s};
+
+    if (!cache || larder_cache_stats(cache, &s, NULL))
+        return;
+    jsonl_object(j, "cache");
+    jsonl_bool(j, "shared", s.shared);
+    jsonl_bool(j, "joined", s.joined);
+    jsonl_u64(j, "locked_bytes", s.locked_bytes);
+    if (a->o.dram_bytes != LARDER_DRAM_OFF)
+        print_cache_tier(j, "dram", &s.dram, 1);
+    if (a->o.n_nvme)
+        print_cache_tier(j, "nvme", &s.nvme, 1);
+    print_cache_tier(j, "origin", &s.origin, 0);
+    jsonl_close(j, '}');
+}
+
+static void print_json(const struct epoch *e, const struct cache_args *a, const struct larder_cache *cache)
 {
     const struct larder_loader_stats *s = &e->stats;
     double seconds = (double)s->seconds_ns / 1e9;
@@ -143,6 +182,7 @@ static void print_json(const struct epoch *e, const struct cache_args *a)
         print_tier(&j, "nvme", &s->nvme);
     print_tier(&j, "origin", &s->origin);
     jsonl_close(&j, '}');
+    print_cache(&j, a, cache);
     jsonl_end(&j);
 }
 
@@ -181,7 +221,7 @@ static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
         }
         progress_hide(&t->progress);
         if (t->json)
-            print_json(&e, &b->cache);
+            print_json(&e, &b->cache, b->dataset.cache);
         else
             print_row(&e, i == 0);
         fflush(stdout);
