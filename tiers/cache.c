@@ -2,7 +2,7 @@
 /*
  * cache.c - a cache: DRAM shared by the processes of a node, and directories on local disks, for any number of datasets.
  *
- * Opening joins or makes the region of the name and opens the directories. What cannot be used (a directory that another
+ * Opening joins or makes the region of the name, and opens or joins the directories. What cannot be used (a directory that another
  * group holds, a region whose members do not answer) costs a warning, not the run: a cache is an optimisation. A dataset binds to
  * it once, when its stack opens, and gets a number in each tier.
  *
@@ -76,7 +76,7 @@ static int open_dram(struct tiers_cache *c, const char *name, struct larder_erro
     int rc = dram_budget(&c->o, &r, err);
     if (rc)
         return rc;
-    struct share_options so = {name, dram_region_bytes(r.budget), region_init, &r};
+    struct share_options so = {name, dram_region_bytes(r.budget), region_init, &r, NULL};
     rc = share_open(&so, &c->share, err);
     if (!rc)
         rc = dram_open(c->share, &c->dram, err);
@@ -91,11 +91,31 @@ static int open_dram(struct tiers_cache *c, const char *name, struct larder_erro
 
 /* ---- NVMe ---- */
 
+/* Who joins takes a directory as it is, too. */
+static void take_dir_as_it_is(struct tiers_cache *c, const struct nvme *n, const struct larder_cache_nvme *asked)
+{
+    char text[256];
+    struct nvme_stats s;
+    nvme_stats(n, &s);
+    if (s.budget != asked->bytes) {
+        snprintf(text, sizeof(text), "%.120s: has a limit of %llu bytes, not the %llu asked for: who opens it first sets it", asked->dir,
+                 (unsigned long long)s.budget, (unsigned long long)asked->bytes);
+        warn(c, text);
+    }
+    if (nvme_replacement(n) != (enum replacement)c->o.replacement) {
+        snprintf(text, sizeof(text), "%.120s: has replacement %s: who opens it first sets it", asked->dir,
+                 nvme_replacement(n) == REPLACE_NONE ? "none, not FIFO" : "FIFO, not none");
+        warn(c, text);
+        if (!c->dram)
+            c->o.replacement = nvme_replacement(n) == REPLACE_NONE ? LARDER_REPLACE_NONE : LARDER_REPLACE_FIFO;
+    }
+}
+
 static int open_nvme(struct tiers_cache *c, const struct larder_cache_options *o, struct larder_error *err)
 {
     struct larder_error e = {0};
     for (size_t i = 0; i < o->n_nvme; i++) {
-        struct nvme_options no = {o->nvme[i].dir, o->nvme[i].bytes, (enum replacement)o->replacement, true};
+        struct nvme_options no = {o->nvme[i].dir, o->nvme[i].bytes, (enum replacement)o->replacement, true, o->name};
         int rc = nvme_open(&no, &c->nvme[c->n_nvme], &e);
         if (rc == LARDER_ENOMEM || rc == LARDER_EINVAL) { /* asked for in vain; else passed by */
             if (err)
@@ -105,7 +125,7 @@ static int open_nvme(struct tiers_cache *c, const struct larder_cache_options *o
         if (rc)
             warn(c, e.message);
         else
-            c->n_nvme++;
+            take_dir_as_it_is(c, c->nvme[c->n_nvme++], &o->nvme[i]);
     }
     return LARDER_OK;
 }

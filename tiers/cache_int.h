@@ -4,7 +4,7 @@
  *
  *     share.c   one region of memory for all processes of a user on the node that use the same cache name
  *     dram.c    records in that region: a table sized by the budget, slabs, claims for single flight
- *     nvme.c    records in segments on a local disk, its live map in the region too
+ *     nvme*.c   records in segments on a local disk; their map in a region of its own, shared likewise
  *     policy.c  pure: admission and replacement, as the simulator runs them
  *     stats.c   counters and latency histograms, and their text
  *     cache.c   the stack: lookup order, admission, single flight
@@ -40,6 +40,8 @@ struct share_options {
     const char *name;      /* 1..64 letters, digits, '-', '_', '.': same user and name = same region. NULL: private */
     uint64_t bytes;        /* of the region if it has to be made; memory is used as it is touched */
     share_init_fn *init; void *user;
+    int *carry;            /* NULL: nothing; else init leaves a descriptor there that the region keeps (moved): each member gets one of the
+                            * same open file */
 };
 /* Joins the region of that name, or makes it; a private one when whoever holds it does not answer within 200 ms, or when it has
  * SHARE_PROCESSES_MAX members (share_warning says so). Memory goes back to the kernel with the last process, however it ends; nothing is left in any file system. */
@@ -50,6 +52,9 @@ uint64_t share_bytes(const struct share *s);       /* of the region that was joi
 bool share_joined(const struct share *s);          /* it was there already */
 bool share_private(const struct share *s);
 const char *share_warning(const struct share *s);  /* NULL: none */
+int share_carried(const struct share *s);          /* -1: none. Borrowed */
+/* Zeroes whole pages of the region and gives their memory back. s NULL: private memory. */
+void share_clear(const struct share *s, void *at, size_t len);
 /* A member is a process that has the region open: slot in the low 8 bits, the slot's use count above. Never 0. */
 uint32_t share_member(const struct share *s);
 /* Is that member (still) alive? A slot used again by another process is another member. Costs a system call. */
@@ -120,18 +125,21 @@ void dram_stats(const struct dram *d, struct dram_stats *out);
 /* ---- nvme.c: segments on a local disk ---- */
 
 struct nvme;
-struct nvme_options { const char *dir; uint64_t bytes; enum replacement replacement; bool direct; };
-/* Opens or makes the directory (its parent exists); takes its flock; finds what an earlier run left (warm restart), by the maps in
- * its segments or by the records' headers. EBUSY: another group uses it; EIO: read-only, not a directory, ...; EINVAL: less than
- * 4 MiB. The caller passes the tier by with the message as a warning. One process at a time, and no other handle in this one. */
+/* name: processes of a user that open a directory with the same one use it together; NULL: private to the handle. */
+struct nvme_options { const char *dir; uint64_t bytes; enum replacement replacement; bool direct; const char *name; };
+/* Opens or makes the directory (its parent exists), or joins those who use it, and takes limit and replacement as they are. The first
+ * one takes its flock and finds what an earlier run left (warm restart), by the maps in its segments or by the records' headers;
+ * others that open meanwhile wait. EBUSY: another group uses it; EIO: read-only, not a directory, ...; EVERSION: another version of
+ * larder uses it; EINVAL: less than 4 MiB. The caller passes the tier by with the message as a warning. */
 int nvme_open(const struct nvme_options *o, struct nvme **n, struct larder_error *err);
-void nvme_close(struct nvme *n); /* writes what is queued and checkpoints; in a forked child it only gives back memory */
-/* The number of a space, registered at first use; while it is registered its records are not reclaimed for others. */
+void nvme_close(struct nvme *n); /* writes what is queued, the last of a group checkpoints; in a forked child it only gives back memory */
+/* The number of a space, registered at first use; while a living process has it registered its records are not reclaimed for
+ * others. */
 int nvme_space(struct nvme *n, const struct cache_space *space, uint32_t *id, struct larder_error *err);
 /* Where a record lies: a hint. [offset, offset + len) of fd is to be read, whole pages, header included, by any engine; the record
- * begins `skip` bytes into it. Lock-free. */
+ * begins `skip` bytes into it. Lock-free, but when a segment is first used. */
 struct nvme_place { int fd; uint64_t offset; uint32_t len, skip; uint32_t segment, generation; };
-bool nvme_lookup(const struct nvme *n, uint32_t space, uint64_t ordinal, struct nvme_place *at);
+bool nvme_lookup(struct nvme *n, uint32_t space, uint64_t ordinal, struct nvme_place *at);
 /* After the read of the whole range to `read`: does the header match, and the CRC? hit->bytes points into it. read NULL: the read
  * failed. False: a miss, and healed (the entry is dropped); after many failed reads in a row the tier is passed by. Lock-free for
  * a hit. */
@@ -142,10 +150,15 @@ void nvme_drop(struct nvme *n, uint32_t space, uint64_t ordinal, const struct nv
  * (nvme_closed) or, this time, in the write buffer. Found by lookup only once it is written. */
 int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct cached *record);
 bool nvme_closed(const struct nvme *n, uint32_t space); /* a record was refused for want of room, and none was freed since; or the disk failed */
-void nvme_flush(struct nvme *n);                  /* waits until all that was admitted before is written, or given up */
+/* Another process that is alive has admitted it, and it is not written yet: wait, then look it up again. */
+bool nvme_coming(const struct nvme *n, uint32_t space, uint64_t ordinal);
+void nvme_wait(struct nvme *n, uint32_t space, uint64_t ordinal, unsigned timeout_ms, struct waker *w); /* w: as dram_wait */
+void nvme_flush(struct nvme *n);                  /* waits until all that this handle admitted before is written, or given up */
 bool nvme_flush_until(struct nvme *n, uint64_t deadline_ns); /* of now_ns(); false: not all is written yet */
 bool nvme_direct(const struct nvme *n);
+enum replacement nvme_replacement(const struct nvme *n); /* as who opened it first chose it */
 struct nvme_stats { uint64_t budget, used, entries, admissions, refusals, evictions, healed, recovered, bookkeeping; const char *warning; };
-void nvme_stats(const struct nvme *n, struct nvme_stats *out); /* used: real bytes on disk. warning is valid until close */
+void nvme_stats(const struct nvme *n, struct nvme_stats *out); /* of all processes; used: real bytes on disk.
+                                                              * warning: of this one, valid until close */
 
 #endif

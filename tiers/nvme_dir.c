@@ -2,108 +2,75 @@
 /*
  * nvme_dir.c - the directory of an NVMe cache: its lock, its files, and what `larder cache info|clear` needs of it.
  *
- * The lock is a flock, which lives as long as any descriptor of its open file. A forked child inherits one: it is closed there at
- * once, by a fork handler, or a cache would stay locked as long as some worker of a process that was killed. The list that the
- * handler walks has no other use; it is guarded by locks.lock.
+ * The lock is a flock, which lives as long as any descriptor of its open file: those of all processes of a sharing group
+ * (share.c hands it on, and closes what a forked child inherits, or a cache would stay locked as long as some worker of a process
+ * that was killed). Its text says who they are, a line for each member's slot; it is for messages only.
  *
  * Files that are not the cache's own are never opened, only counted: the limit is on all the directory holds.
  *
  * Threads: any; one at a time for one cache.
  */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "tiers/nvme_int.h"
 
+#define NOTE_BYTES 12u
+
 /* ---- the lock ---- */
 
-struct nvme_lock { int fd; struct nvme_lock *next; };
-
-static struct { pthread_mutex_t lock; pthread_once_t once; struct nvme_lock *list; } locks = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_ONCE_INIT,
-                                                                                             NULL};
-
-static void before_fork(void) { pthread_mutex_lock(&locks.lock); }
-static void after_fork_parent(void) { pthread_mutex_unlock(&locks.lock); }
-static void after_fork_child(void)
+long nvme_lock_holder(int fd)
 {
-    for (struct nvme_lock *l = locks.list; l; l = l->next) {
-        close(l->fd);
-        l->fd = -1;
-    }
-    locks.list = NULL;
-    pthread_mutex_unlock(&locks.lock);
-}
-static void watch_forks(void) { pthread_atfork(before_fork, after_fork_parent, after_fork_child); }
-
-/* The holder as it wrote itself into the file, for the message. */
-static long holder(int fd)
-{
-    char text[32] = "";
+    char text[SHARE_PROCESSES_MAX * NOTE_BYTES + 1], *at = text, *end;
     ssize_t n = pread(fd, text, sizeof(text) - 1, 0);
-    return n > 0 ? strtol(text, NULL, 10) : 0;
+    for (ssize_t i = 0; i < n; i++)
+        text[i] = text[i] >= '0' && text[i] <= '9' ? text[i] : ' ';
+    text[MAX(n, 0)] = '\0';
+    for (;; at = end) {
+        long pid = strtol(at, &end, 10);
+        if (end == at)
+            return 0;
+        if (pid > 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM))
+            return pid;
+    }
+}
+
+void nvme_lock_note(int fd, unsigned slot, bool here)
+{
+    char text[NOTE_BYTES + 1];
+    snprintf(text, sizeof(text), here ? "%-11ld\n" : "%11.0ld\n", here ? (long)getpid() : 0);
+    if (pwrite(fd, text, NOTE_BYTES, (off_t)(slot * NOTE_BYTES)) != NOTE_BYTES) {
+        /* A full disk: the name is for a message only. */
+    }
 }
 
 static int try_lock(int fd, const char *dir, struct larder_error *err)
 {
-    char text[32];
     if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        long pid = holder(fd);
         if (errno != EWOULDBLOCK)
             return err_sys(err, LARDER_EIO, errno, "%s: flock", dir);
+        long pid = nvme_lock_holder(fd);
         return pid > 0 ? err_set(err, LARDER_EBUSY, "%s: the cache is in use by process %ld", dir, pid)
                        : err_set(err, LARDER_EBUSY, "%s: the cache is in use by another process", dir);
     }
-    int len = snprintf(text, sizeof(text), "%ld\n", (long)getpid());
-    if (ftruncate(fd, 0) != 0 || pwrite(fd, text, (size_t)len, 0) != len) {
-        /* A full disk: the name is for a message only. */
+    if (ftruncate(fd, 0) != 0) {
+        /* As above. */
     }
     return LARDER_OK;
 }
 
-int nvme_lock_take(int dir_fd, const char *dir, struct nvme_lock **out, struct larder_error *err)
+int nvme_lock_take(int dir_fd, const char *dir, int *out, struct larder_error *err)
 {
-    *out = NULL;
-    struct nvme_lock *l = calloc(1, sizeof(*l));
-    if (!l)
-        return err_nomem(err, sizeof(*l), "a lock");
-    pthread_once(&locks.once, watch_forks);
-    pthread_mutex_lock(&locks.lock); /* no fork between open and the list */
-    l->fd = openat(dir_fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    int rc = l->fd < 0 ? err_sys(err, LARDER_EIO, errno, "%s/lock: cannot be opened", dir) : try_lock(l->fd, dir, err);
-    if (rc == LARDER_OK) {
-        l->next = locks.list;
-        locks.list = l;
-    }
-    pthread_mutex_unlock(&locks.lock);
-    if (rc == LARDER_OK) {
-        *out = l;
-        return rc;
-    }
-    if (l->fd >= 0)
-        close(l->fd);
-    free(l);
+    AUTO_FD int fd = openat(dir_fd, "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    int rc = fd < 0 ? err_sys(err, LARDER_EIO, errno, "%s/lock: cannot be opened", dir) : try_lock(fd, dir, err);
+    *out = rc ? -1 : fd;
+    if (!rc)
+        fd = -1;
     return rc;
-}
-
-void nvme_lock_release(struct nvme_lock *l, bool forked)
-{
-    if (!l)
-        return;
-    if (!forked) { /* a child has neither the descriptor nor the list any more */
-        pthread_mutex_lock(&locks.lock);
-        struct nvme_lock **p = &locks.list;
-        while (*p && *p != l)
-            p = &(*p)->next;
-        if (*p)
-            *p = l->next;
-        pthread_mutex_unlock(&locks.lock);
-        close(l->fd);
-    }
-    free(l);
 }
 
 /* ---- files ---- */

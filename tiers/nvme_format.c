@@ -49,6 +49,7 @@ void nvme_head_encode(const struct nvme_head *h, uint8_t page[NVME_PAGE])
     put_u64(page + 24, h->segment_bytes);
     put_u64(page + 32, h->created_s);
     space_encode(&h->space, page + 40);
+    put_u32(page + 80, h->span);
     put_u32(page + 8, crc32c(0, page + 16, NVME_PAGE - 16));
 }
 
@@ -60,8 +61,9 @@ bool nvme_head_decode(const uint8_t page[NVME_PAGE], struct nvme_head *h)
     h->segment_bytes = get_u64(page + 24);
     h->created_s = get_u64(page + 32);
     space_decode(page + 40, &h->space);
+    h->span = MAX(get_u32(page + 80), 1u);
     return h->seq > 0 && h->segment_bytes >= NVME_SEGMENT_MIN && h->segment_bytes <= NVME_SEGMENT_MAX &&
-           (h->segment_bytes & (h->segment_bytes - 1)) == 0;
+           (h->segment_bytes & (h->segment_bytes - 1)) == 0 && h->span <= NVME_SEGMENTS_MAX && nvme_head_bytes(h) <= NVME_SEGMENT_MAX;
 }
 
 void nvme_trailer_encode(const struct nvme_trailer *t, uint8_t page[NVME_PAGE])
@@ -176,7 +178,7 @@ static bool record_here(struct view *v, const struct nvme_head *h, uint64_t spac
 
 void nvme_walk(const struct nvme_head *h, void *window, nvme_read_fn *read, nvme_found_fn *found, void *user, uint64_t *end)
 {
-    struct view v = {window, 0, 0, h->segment_bytes - NVME_PAGE, read, user};
+    struct view v = {window, 0, 0, nvme_head_bytes(h) - NVME_PAGE, read, user};
     uint64_t hash = nvme_space_hash(&h->space), at = NVME_PAGE;
     struct nvme_entry e;
     while (record_here(&v, h, hash, at, &e) || (at % NVME_PAGE && record_here(&v, h, hash, round_up(at, NVME_PAGE), &e))) {

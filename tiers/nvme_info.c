@@ -44,11 +44,10 @@ static int open_cache_dir(const char *dir, int *fd, struct larder_error *err)
 
 static uint64_t holder_of(int dir_fd)
 {
-    char text[32] = "";
     AUTO_FD int fd = openat(dir_fd, "lock", O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0 || flock(fd, LOCK_SH | LOCK_NB) == 0)
         return 0;
-    return pread(fd, text, sizeof(text) - 1, 0) > 0 ? MAX(strtoull(text, NULL, 10), 1) : 1;
+    return (uint64_t)MAX(nvme_lock_holder(fd), 1);
 }
 
 static size_t used_index(struct info *f, const struct cache_space *s)
@@ -81,7 +80,8 @@ static void add_segment(struct info *f, int fd, uint64_t blocks)
     uint64_t n, end;
     if (!nvme_pread(fd, f->window, NVME_PAGE, 0) || !nvme_head_decode(f->window, &h))
         return;
-    if (nvme_pread(fd, f->window, NVME_PAGE, h.segment_bytes - NVME_PAGE) && nvme_trailer_decode(f->window, h.segment_bytes, &t) &&
+    if (nvme_pread(fd, f->window, NVME_PAGE, nvme_head_bytes(&h) - NVME_PAGE) &&
+        nvme_trailer_decode(f->window, nvme_head_bytes(&h), &t) &&
         t.seq == h.seq && t.sealed) {
         n = t.n;
     } else {
@@ -190,18 +190,32 @@ static void remove_it(void *user, int dir_fd, const char *name, const struct sta
         c->failed = errno;
 }
 
+struct claim_dir { int dir_fd, lock; const char *dir; };
+
+static int claim_dir(void *base, uint64_t bytes, void *user, struct larder_error *err)
+{
+    struct claim_dir *d = user;
+    (void)base, (void)bytes;
+    int rc = nvme_lock_take(d->dir_fd, d->dir, &d->lock, err);
+    if (!rc)
+        nvme_lock_note(d->lock, 0, true);
+    return rc;
+}
+
 int tiers_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err)
 {
     AUTO_FD int fd = -1;
     struct clearing c = {0, 0};
-    struct nvme_lock *lock;
+    struct share *share; /* private: it keeps the lock from forked children */
     int rc = open_cache_dir(dir, &fd, err);
+    struct claim_dir d = {fd, -1, dir};
+    struct share_options o = {NULL, NVME_PAGE, claim_dir, &d, &d.lock};
     if (!rc)
-        rc = nvme_lock_take(fd, dir, &lock, err);
+        rc = share_open(&o, &share, err);
     if (rc)
         return rc;
     rc = each_file(dir, fd, remove_it, &c, err);
-    nvme_lock_release(lock, false);
+    share_close(share);
     if (!rc && c.failed)
         rc = err_sys(err, LARDER_EIO, c.failed, "%s: not all of the cache could be removed", dir);
     *freed = c.freed;

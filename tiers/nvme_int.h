@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvme_int.h - the files of the NVMe tier among themselves, and its tests: the formats on disk (nvme_format.c), the live map
- * (nvme_map.c), the directory (nvme_dir.c), writing behind (nvme_write.c), opening and reading (nvme.c).
+ * (nvme_map.c), what the processes of a group share (nvme_table.c), the directory (nvme_dir.c), writing behind (nvme_write.c),
+ * recovery (nvme_recover.c), opening and reading (nvme.c).
  *
- *     DIR/lock          flock: one sharing group at a time; holds its pid as text
+ *     DIR/lock          flock: one sharing group at a time; holds its pids as text
  *     DIR/checkpoint    when each dataset was last used, and the next sequence number; replaced by rename
- *     DIR/seg-000000    segments, all of one size, preallocated as they are needed
+ *     DIR/seg-000000    segments, all of one size or multiples of it, preallocated as they are needed
  *
  *     segment:  | header 4096 | records, 64-byte units ... | footer: the map of this segment | free | trailer 4096 |
  *
- * A segment belongs to one space. Its sequence number is drawn anew whenever it is begun, and every record in it repeats that
- * number: what an earlier life of the segment left behind is never taken for a record of this one.
+ * A segment belongs to one space, and is filled by one process at a time. Its sequence number is drawn anew whenever it is begun,
+ * and every record in it repeats that number: what an earlier life of the segment left behind is never taken for a record of
+ * this one.
  */
 #ifndef LARDER_TIERS_NVME_INT_H
 #define LARDER_TIERS_NVME_INT_H
+
+#include <pthread.h>
 
 #include "tiers/cache_int.h"
 
@@ -28,7 +32,9 @@
 
 /* ---- formats (nvme_format.c): pure; all integers little-endian; NVME.md has the tables ---- */
 
-struct nvme_head { uint64_t seq, segment_bytes, created_s; struct cache_space space; };
+/* span: a segment for a longer record takes that many times segment_bytes, and as many places among the segments. */
+struct nvme_head { uint64_t seq, segment_bytes, created_s; uint32_t span; struct cache_space space; };
+static inline uint64_t nvme_head_bytes(const struct nvme_head *h) { return h->segment_bytes * h->span; }
 void nvme_head_encode(const struct nvme_head *h, uint8_t page[NVME_PAGE]);
 bool nvme_head_decode(const uint8_t page[NVME_PAGE], struct nvme_head *h);
 
@@ -75,29 +81,87 @@ void nvme_walk(const struct nvme_head *h, void *window /* NVME_WINDOW bytes, pag
  *     | live 1 | pending 1 | generation 10 | space 10 | unused 2 | ordinal 40 |
  *     | segment 12 | unit 30 | units 22 |
  * An entry whose generation is not its segment's counts as gone. */
-struct nvme_map {
-    uint8_t *base;             /* tables lie at offsets in it: no pointers, so that it may lie in shared memory */
-    size_t reserved;
-    unsigned level_max;
+struct nvme_map_state {        /* in shared memory */
     _Atomic uint32_t table;    /* level * 2 + side: the one in use */
-    uint32_t previous;         /* readers may still be in it; UINT32_MAX: none */
+    uint32_t previous;         /* + 1: readers may still be in it; 0: none */
     uint64_t filled;           /* slots of the table that are not 0 */
+};
+struct nvme_map {              /* of this process */
+    const struct share *share; /* NULL: base is private memory */
+    uint8_t *base;             /* tables lie at offsets in it */
+    unsigned level_max;
+    struct nvme_map_state *state;
     const _Atomic uint64_t *seq; /* of each segment */
 };
 struct nvme_hint { uint32_t segment, generation, unit, units; bool pending; };
 #define NVME_UNITS_MAX ((1u << 22) - 1)
-/* bytes: of the directory. The map grows with its entries, up to one for each 512 bytes. */
-int nvme_map_init(struct nvme_map *m, uint64_t bytes, const _Atomic uint64_t *seq, struct larder_error *err);
-void nvme_map_release(struct nvme_map *m);
+/* The map grows with its entries, up to one for each 512 bytes of the directory: the levels that takes, and their addresses. */
+unsigned nvme_map_levels(uint64_t dir_bytes);
+uint64_t nvme_map_bytes_at(unsigned level_max);
 bool nvme_map_find(const struct nvme_map *m, uint32_t space, uint64_t ordinal, struct nvme_hint *h);
 /* Adds or replaces. False: full. */
 bool nvme_map_put(struct nvme_map *m, uint32_t space, uint64_t ordinal, uint32_t segment, uint32_t unit, uint32_t units, bool pending);
 /* Drop it, or end its being pending, if it still lies at that place. False: it does not. */
 bool nvme_map_drop(struct nvme_map *m, uint32_t space, uint64_t ordinal, uint32_t segment, uint32_t unit);
 bool nvme_map_publish(struct nvme_map *m, uint32_t space, uint64_t ordinal, uint32_t segment, uint32_t unit);
+void nvme_map_clear(struct nvme_map *m);
+/* After a writer died at it: what it left half done goes, and the entries of each segment are counted anew. Returns how many. */
+uint64_t nvme_map_repair(struct nvme_map *m, uint64_t live[NVME_SEGMENTS_MAX]);
 uint64_t nvme_map_bytes(const struct nvme_map *m); /* of the table in use */
 
-/* ---- the tier ---- */
+/* ---- in shared memory (nvme_table.c): written under nvme_shared.lock unless it is atomic ---- */
+
+/*   FREE --begin--> ACTIVE --footer due--> SEALING --footer written--> SEALED --recycled, or nothing live in it--> FREE
+ *                    |  ^                     |
+ *                    v  |                     |        OPEN: nobody fills it; its owner had nothing more for it, closed, or died
+ *                    OPEN <---owner died------+
+ *   LENT: its place is taken by the longer segment `lender`, or by what that left of a file. REFUSED: the disk had no room for it; not tried again until the next open. */
+enum nvme_state { NVME_FREE, NVME_ACTIVE, NVME_SEALING, NVME_SEALED, NVME_OPEN, NVME_LENT, NVME_REFUSED };
+struct nvme_segment {
+    uint32_t state, space;
+    _Atomic uint32_t owner;    /* member that fills it or writes its footer; 0: nobody */
+    uint32_t life;             /* how often it was begun; the low bits of its sequence number */
+    uint32_t span, lender;
+    uint32_t file_span;        /* its file takes that many times segment_bytes at most; 0: no file, or an empty one */
+    bool made, had_file;       /* made: it has all its length. had_file: somebody may have it open */
+    uint32_t n, published;     /* entries, for the footer; [published, n) are pending in the map */
+    uint64_t blocks;           /* bytes on disk */
+    uint64_t created_s;
+    uint64_t live;             /* entries of the map that lie in it */
+};
+
+struct nvme_space {
+    struct cache_space key;
+    uint64_t hash, last_used_s;
+    uint64_t users[SHARE_PROCESSES_MAX / 64]; /* a bit for each member's slot */
+    _Atomic uint64_t opened;   /* segments of it that became OPEN */
+    bool taken;
+};
+
+struct nvme_shared {
+    uint64_t magic, budget;    /* const from init */
+    uint32_t replacement, level_max;
+    uint64_t off_entries, off_map;
+    pthread_mutex_t lock;      /* robust: who finds its owner dead repairs what follows; [nvme_table.c] */
+    bool ready;                /* recovered; then const: */
+    uint32_t n_segments, entries_max; /* what the budget allows; entries of one segment */
+    uint64_t segment_bytes;
+
+    uint64_t next_seq, other_blocks;  /* other_blocks: bytes on disk in the directory that are no segment */
+    uint64_t checkpoint_ns;
+    uint32_t checkpointer;     /* member that writes one; 0: nobody */
+    struct nvme_map_state map;
+    struct { uint32_t member, handles; } members[SHARE_PROCESSES_MAX];
+    _Atomic uint64_t freed;    /* segments freed */
+    _Atomic uint32_t bell, waiters; /* rung when pending entries are published, or go */
+    _Atomic uint64_t entries, admissions, refusals, evictions, healed, recovered;
+    _Atomic uint64_t seq[NVME_SEGMENTS_MAX]; /* 0: nothing in it */
+    struct nvme_segment segments[NVME_SEGMENTS_MAX];
+    struct nvme_space spaces[NVME_SPACES_MAX + 1];
+    /* then the entries of the segments, then the map */
+};
+
+/* ---- of this process ---- */
 
 #define NVME_CHUNK MIB
 struct nvme_chunk {
@@ -108,56 +172,39 @@ struct nvme_chunk {
     struct nvme_chunk *next; /* in the queue, or in the free list */
 };
 
-/*   FREE --begin--> ACTIVE --full--> SEALING --footer written--> SEALED --recycled, or nothing live in it--> FREE
- *   REFUSED: the disk had no room for it; not tried again until the next open. */
-enum nvme_state { NVME_FREE, NVME_ACTIVE, NVME_SEALING, NVME_SEALED, NVME_REFUSED };
-struct nvme_segment {
-    enum nvme_state state;
-    uint32_t space, life;      /* life: how often it was begun; the low bits of its sequence number */
-    int fd;                    /* -1: no file yet. Set before the first record of it is published, closed with the tier */
-    uint64_t blocks;           /* bytes on disk */
-    uint64_t created_s;
-    uint64_t end;              /* where the next record goes, at the earliest */
-    uint64_t live;             /* entries of the map that lie in it */
-    struct nvme_entry *entries; /* until sealed: for the footer; [published, n) are pending in the map */
-    size_t n, cap, published;
-    struct nvme_chunk *chunk;  /* being filled, or NULL: then end is page-aligned */
-    unsigned queued;           /* chunks in the queue or being written */
-};
-
-struct nvme_space {
-    struct cache_space key;
-    uint64_t hash, last_used_s;
-    uint32_t active;           /* segment + 1; 0: none */
-    bool taken, live;          /* live: registered since open */
-    atomic_bool closed;        /* a record was refused for want of room; read without the lock */
+struct nvme_own {            /* what this process has of a segment; guarded by nvme.lock */
+    _Atomic int fd;          /* -1: not open. Set once, closed with the tier */
+    uint64_t no_fd;          /* the life of the segment in which it could not be opened */
+    bool mine;               /* filled by this handle: */
+    uint64_t seq, end;       /* end: where the next record goes, at the earliest */
+    struct nvme_chunk *chunk; /* being filled, or NULL: then end is page-aligned */
+    unsigned queued;         /* chunks in the queue or being written */
 };
 
 struct nvme {
     char *dir;
     int dir_fd;
     pid_t pid;
-    uint64_t budget, segment_bytes;
-    enum replacement replacement;
-    unsigned n_segments;              /* what the budget allows */
+    struct share *share;
+    struct nvme_shared *h;
+    struct nvme_map map;
+    uint32_t member;
+    bool registered;                  /* among h->members */
     _Atomic bool direct, failed, broken; /* failed: no more writing; broken: no more reading */
     _Atomic unsigned read_errors;     /* in a row */
-    _Atomic uint64_t seq[NVME_SEGMENTS_MAX];
-    struct nvme_map map;              /* written under lock */
-    struct nvme_lock *flock;
+    _Atomic uint64_t closed[NVME_SPACES_MAX + 1]; /* a record was refused for want of room: 1 + what was freed until then */
 
-    pthread_mutex_t lock;             /* guards what follows */
+    pthread_mutex_t lock;             /* guards what follows; taken before h->lock */
     pthread_cond_t work, written;     /* for the writer; for who waits in nvme_flush or nvme_close */
-    bool closing, started, flush_due, seal_due, checkpoint_due;
+    bool closing, started, flush_due, seal_due, checkpoint_due, stuck; /* stuck: who holds h->lock does not go on */
     unsigned writing;                 /* chunks queued or being written */
-    uint64_t flushed_ns, checkpoint_ns; /* when it was last done */
-    uint64_t next_seq, other_blocks;  /* other_blocks: bytes on disk in the directory that are no segment */
-    struct nvme_segment segments[NVME_SEGMENTS_MAX];
-    struct nvme_space spaces[NVME_SPACES_MAX + 1];
+    uint64_t flushed_ns;              /* when it was last done */
+    uint32_t active[NVME_SPACES_MAX + 1]; /* segment + 1 that this handle fills; 0: none */
+    struct nvme_own own[NVME_SEGMENTS_MAX];
     struct nvme_chunk *chunks, *free_chunks, *queue, **queue_tail;
+    struct nvme_chunk big;            /* for a record longer than the buffer; data NULL: unused */
     unsigned n_chunks, n_free;
     uint8_t *buffer;                  /* n_chunks * NVME_CHUNK */
-    uint64_t entries, admissions, refusals, evictions, healed, recovered;
     char warning[200];
     pthread_t writer;
 };
@@ -165,9 +212,11 @@ struct nvme {
 void nvme_warn(struct nvme *n, const char *fmt, ...) __attribute__((format(printf, 2, 3))); /* the first one stays; lock is held */
 
 /* nvme_dir.c: names and files of a directory */
-struct nvme_lock;
-int nvme_lock_take(int dir_fd, const char *dir, struct nvme_lock **l, struct larder_error *err);
-void nvme_lock_release(struct nvme_lock *l, bool forked);
+/* A descriptor with the flock; EBUSY names a process that has it. The caller sees to it that no forked child keeps it. */
+int nvme_lock_take(int dir_fd, const char *dir, int *fd, struct larder_error *err);
+/* Writes the process into, or out of, the place of a member's slot. */
+void nvme_lock_note(int fd, unsigned slot, bool here);
+long nvme_lock_holder(int fd); /* a living process that is noted there; 0: none */
 void nvme_segment_name(unsigned segment, char name[16]);
 int nvme_segment_number(const char *name); /* -1: no segment */
 int nvme_segment_open(struct nvme *n, unsigned segment, bool create); /* a descriptor, or -errno */
@@ -178,14 +227,43 @@ int nvme_checkpoint_save(int dir_fd, const uint8_t *p, size_t len); /* -errno */
 /* Bytes of a checkpoint read into p (NVME_CHECKPOINT_MAX), 0 when there is none that is whole. */
 size_t nvme_checkpoint_load(int dir_fd, uint8_t *p);
 
+/* nvme_table.c */
+uint64_t nvme_shared_bytes(uint64_t budget);
+int nvme_shared_init(void *base, uint64_t budget, enum replacement r, struct larder_error *err);
+bool nvme_shared_good(const struct nvme_shared *h, uint64_t bytes); /* laid out by this version */
+/* False: who holds it does not go on (2 s once, then at once until it does). wait_ms: of a caller that can wait longer. */
+bool nvme_table_lock(struct nvme *n);
+bool nvme_table_lock_wait(struct nvme *n, unsigned wait_ms);
+void nvme_table_unlock(struct nvme *n);
+/* These want h->lock held. */
+void nvme_table_reset(struct nvme *n); /* as init left it */
+void nvme_register(struct nvme *n);    /* this handle is one of the users */
+void nvme_leave(struct nvme *n);       /* it is no more */
+bool nvme_alone(struct nvme *n);       /* nobody else alive is */
+bool nvme_reap(struct nvme *n);        /* takes over what the dead have left; true: there was something */
+uint32_t nvme_space_id(struct nvme *n, const struct cache_space *key); /* taken when it is new; 0: all are taken */
+bool nvme_space_used(const struct nvme *n, uint32_t space);            /* by a member */
+bool nvme_space_holds(const struct nvme *n, uint32_t space);           /* a segment */
+struct nvme_entry *nvme_entries(const struct nvme *n, unsigned segment);
+uint64_t nvme_bytes_of(const struct nvme *n, unsigned segment);        /* of its file */
+void nvme_segment_free(struct nvme *n, unsigned segment);              /* its records are gone */
+void nvme_segment_open_up(struct nvme *n, unsigned segment, bool tell); /* nobody fills it any more; tell: those who were refused */
+void nvme_forget_pending(struct nvme *n, unsigned segment);
+void nvme_entry_gone(struct nvme *n, unsigned segment);                /* one of its entries left the map */
+bool nvme_entry_add(struct nvme *n, uint32_t space, uint32_t segment, const struct nvme_entry *e, bool pending);
+/* Room for a segment of that span, found or made: it is FREE, and there are span - 1 other places. NVME_SEGMENTS_MAX: none. */
+unsigned nvme_find_room(struct nvme *n, uint32_t span);
+/* Begins it: ACTIVE, ours, nothing in it. */
+void nvme_segment_begin(struct nvme *n, unsigned segment, uint32_t space, uint32_t span);
+void nvme_give_places_back(struct nvme *n, unsigned segment, uint32_t keep); /* LENT to it, more than its file needs */
+void nvme_ring(struct nvme *n); /* without the lock: pending entries were published, or went */
+
+/* nvme_recover.c: what the directory holds, into a table that was just reset. h->lock is held. */
+int nvme_recover(struct nvme *n, struct larder_error *err);
+
 /* nvme_write.c */
 int nvme_writer_start(struct nvme *n, struct larder_error *err);
-void nvme_writer_stop(struct nvme *n); /* writes what is queued, footers of active segments, and the checkpoint */
+void nvme_writer_stop(struct nvme *n); /* writes what is queued; who is the last one leaves footers and the checkpoint */
 void nvme_writer_release(struct nvme *n);
-/* These want the lock held. */
-void nvme_segment_free(struct nvme *n, unsigned segment); /* its records are gone */
-void nvme_entry_gone(struct nvme *n, unsigned segment);   /* one of its entries left the map */
-bool nvme_entry_add(struct nvme *n, uint32_t space, uint32_t segment, const struct nvme_entry *e, bool pending);
-void nvme_seal(struct nvme *n, unsigned segment);
 
 #endif

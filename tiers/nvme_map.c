@@ -14,13 +14,13 @@
  * readable until the next rebuild, then its memory is given back. So memory follows the number of entries, and nothing is
  * ever freed under a reader.
  *
+ * The map lies in memory that processes share, and a writer may be killed between any two stores: a slot is then DEAD or whole,
+ * and a table being built is not yet the one in use. nvme_map_repair drops the latter and counts what there is.
+ *
  *     base: | level 0, sides 0 1 | level 1, sides 0 1 | level 2 ...    level l: FIRST_SLOTS << l slots a side
  *
- * Threads: find from any; the rest from one at a time (nvme.lock).
+ * Threads: find from any thread of any process; the rest from one at a time (nvme_shared.lock).
  */
-#include <errno.h>
-#include <sys/mman.h>
-
 #include "tiers/nvme_int.h"
 
 #define FIRST_SLOTS ((uint64_t)4096)
@@ -48,7 +48,7 @@ static struct slot *table_at(const struct nvme_map *m, uint32_t table)
     uint64_t level = table / 2, before = 2 * (FIRST_SLOTS * ((1ull << level) - 1)) + (table & 1) * slots_of(table);
     return (struct slot *)(m->base + before * SLOT_BYTES);
 }
-static size_t bytes_through(unsigned level) { return (size_t)(2 * FIRST_SLOTS * ((2ull << level) - 1)) * SLOT_BYTES; }
+static uint64_t bytes_through(unsigned level) { return 2 * FIRST_SLOTS * ((2ull << level) - 1) * SLOT_BYTES; }
 
 /* murmur3's finalizer: every bit of the key reaches the low ones. */
 static uint64_t spread(uint64_t key)
@@ -69,38 +69,22 @@ static bool current(const struct nvme_map *m, uint64_t key, uint64_t place)
     return seq && GENERATION(seq) == (key & 1023ull << 52);
 }
 
-int nvme_map_init(struct nvme_map *m, uint64_t bytes, const _Atomic uint64_t *seq, struct larder_error *err)
+unsigned nvme_map_levels(uint64_t dir_bytes)
 {
-    memset(m, 0, sizeof(*m));
-    m->seq = seq;
-    m->previous = UINT32_MAX;
-    while (m->level_max < 32 && (FIRST_SLOTS << m->level_max) < bytes / BYTES_A_SLOT)
-        m->level_max++;
-    for (;; m->level_max--) { /* addresses only: memory is used as the map fills. Where even those are rationed, take fewer. */
-        m->reserved = bytes_through(m->level_max);
-        void *p = mmap(NULL, m->reserved, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p != MAP_FAILED) {
-            m->base = p;
-            return LARDER_OK;
-        }
-        if (m->level_max == 0)
-            return err_nomem(err, m->reserved, "the map of an NVMe cache");
-    }
+    unsigned level = 0;
+    while (level < 32 && (FIRST_SLOTS << level) < dir_bytes / BYTES_A_SLOT)
+        level++;
+    return level;
 }
 
-void nvme_map_release(struct nvme_map *m)
-{
-    if (m->base)
-        munmap(m->base, m->reserved);
-    m->base = NULL;
-}
+uint64_t nvme_map_bytes_at(unsigned level_max) { return bytes_through(level_max); }
 
-uint64_t nvme_map_bytes(const struct nvme_map *m) { return slots_of(atomic_load(&m->table)) * SLOT_BYTES; }
+uint64_t nvme_map_bytes(const struct nvme_map *m) { return slots_of(atomic_load(&m->state->table)) * SLOT_BYTES; }
 
 /* The slot that has this key, live or gone with its segment; NULL: none. */
 static struct slot *slot_of(const struct nvme_map *m, uint64_t key, uint64_t *full, uint64_t *place)
 {
-    uint32_t table = atomic_load_explicit(&m->table, memory_order_acquire);
+    uint32_t table = atomic_load_explicit(&m->state->table, memory_order_acquire);
     struct slot *slots = table_at(m, table);
     uint64_t mask = slots_of(table) - 1, at = spread(key) & mask;
     for (uint64_t i = 0; i <= mask; i++, at = (at + 1) & mask) {
@@ -145,13 +129,13 @@ static void add_new(struct slot *slots, uint64_t mask, uint64_t key, uint64_t pl
 
 static void clear_table(struct nvme_map *m, uint32_t table)
 {
-    madvise(table_at(m, table), slots_of(table) * SLOT_BYTES, MADV_DONTNEED); /* private and anonymous: zeroes */
+    share_clear(m->share, table_at(m, table), slots_of(table) * SLOT_BYTES);
 }
 
 /* Moves the live entries to another table. False: there is no larger one. */
 static bool rebuild(struct nvme_map *m)
 {
-    uint32_t old = atomic_load_explicit(&m->table, memory_order_relaxed), level = old / 2, fresh;
+    uint32_t old = atomic_load_explicit(&m->state->table, memory_order_relaxed), level = old / 2, fresh;
     struct slot *from = table_at(m, old);
     uint64_t n = slots_of(old), live = 0;
     for (uint64_t i = 0; i < n; i++)
@@ -163,25 +147,26 @@ static bool rebuild(struct nvme_map *m)
             return false;
         level = m->level_max;
     }
-    if (m->previous != UINT32_MAX)
-        clear_table(m, m->previous);
+    if (m->state->previous)
+        clear_table(m, m->state->previous - 1);
+    m->state->previous = 0;
     fresh = level * 2 + (level == old / 2 ? !(old & 1) : 0);
     struct slot *to = table_at(m, fresh);
     uint64_t mask = slots_of(fresh) - 1;
     for (uint64_t i = 0; i < n; i++)
         if (current(m, from[i].key, from[i].place))
             add_new(to, mask, from[i].key, from[i].place);
-    m->filled = live;
-    m->previous = old;
-    atomic_store_explicit(&m->table, fresh, memory_order_release);
+    m->state->filled = live;
+    atomic_store_explicit(&m->state->table, fresh, memory_order_release);
+    m->state->previous = old + 1;
     return true;
 }
 
 /* A slot to put the key into: one that is gone, or empty. */
 static struct slot *room_for(struct nvme_map *m, uint64_t key)
 {
-    struct slot *slots = table_at(m, atomic_load_explicit(&m->table, memory_order_relaxed));
-    uint64_t mask = slots_of(m->table) - 1, at = spread(key) & mask;
+    struct slot *slots = table_at(m, atomic_load_explicit(&m->state->table, memory_order_relaxed));
+    uint64_t mask = slots_of(m->state->table) - 1, at = spread(key) & mask;
     while (slots[at].key && current(m, slots[at].key, slots[at].place))
         at = (at + 1) & mask;
     return &slots[at];
@@ -192,10 +177,10 @@ bool nvme_map_put(struct nvme_map *m, uint32_t space, uint64_t ordinal, uint32_t
     uint64_t key = key_of(space, ordinal), have, place;
     struct slot *s = slot_of(m, key, &have, &place);
     if (!s) {
-        if ((m->filled + 1) * 4 > slots_of(m->table) * 3 && !rebuild(m))
+        if ((m->state->filled + 1) * 4 > slots_of(m->state->table) * 3 && !rebuild(m))
             return false;
         s = room_for(m, key);
-        m->filled += s->key == 0;
+        m->state->filled += s->key == 0;
     }
     set(s, key | GENERATION(atomic_load(&m->seq[segment])) | (pending ? PENDING : 0), place_of(segment, unit, units));
     return true;
@@ -219,4 +204,34 @@ bool nvme_map_publish(struct nvme_map *m, uint32_t space, uint64_t ordinal, uint
         return false;
     atomic_store_explicit(&s->key, key & ~PENDING, memory_order_release);
     return true;
+}
+
+void nvme_map_clear(struct nvme_map *m)
+{
+    share_clear(m->share, m->base, bytes_through(m->level_max));
+    m->state->previous = 0;
+    m->state->filled = 0;
+    atomic_store_explicit(&m->state->table, 0, memory_order_release);
+}
+
+uint64_t nvme_map_repair(struct nvme_map *m, uint64_t live[NVME_SEGMENTS_MAX])
+{
+    uint32_t table = atomic_load_explicit(&m->state->table, memory_order_relaxed);
+    struct slot *slots = table_at(m, table);
+    uint64_t entries = 0, filled = 0, n = slots_of(table);
+    for (uint32_t other = 0; other <= 2 * m->level_max + 1; other++)
+        if (other != table)
+            clear_table(m, other);
+    m->state->previous = 0;
+    for (unsigned i = 0; i < NVME_SEGMENTS_MAX; i++)
+        live[i] = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        filled += slots[i].key != 0;
+        if (!current(m, slots[i].key, slots[i].place))
+            continue;
+        live[segment_of(slots[i].place)]++;
+        entries++;
+    }
+    m->state->filled = filled;
+    return entries;
 }

@@ -20,6 +20,9 @@
  * listening socket is closed at once (else connects to it would never be answered) and its regions are forgotten: the
  * child's own open joins as any other process does.
  *
+ * A region may carry a descriptor, of which each member gets one of the same open file: a flock on it lasts until the last
+ * member is gone, however they end. A forked child closes it at once, too.
+ *
  * Threads: share_open and share_close from any; the answering thread; the rest touches what is const after open.
  */
 #include <errno.h>
@@ -59,6 +62,7 @@ struct share {
     uint64_t bytes;
     struct share_head *head;
     int memfd, listener, stop; /* -1: private; stop: eventfd that ends the answering thread */
+    int carried;               /* -1: none */
     bool joined, answering;
     uint32_t member;
     pthread_t thread;
@@ -81,7 +85,9 @@ static void after_fork_child(void)
             close(s->listener);
         if (s->memfd >= 0)
             close(s->memfd); /* now, for later it would give up the child's own locks; the mapping stays */
-        s->listener = s->memfd = -1;
+        if (s->carried >= 0)
+            close(s->carried);
+        s->listener = s->memfd = s->carried = -1;
     }
     regions.list = NULL; /* the parent's: its close in the child gives back what is the child's */
     pthread_mutex_unlock(&regions.lock);
@@ -130,7 +136,10 @@ static int make_region(struct share *s, const struct share_options *o, struct la
         return rc;
     s->head->magic = HEAD_MAGIC;
     s->head->bytes = o->bytes;
-    return o->init ? o->init(s->map, o->bytes, o->user, err) : LARDER_OK;
+    rc = o->init ? o->init(s->map, o->bytes, o->user, err) : LARDER_OK;
+    if (!rc && o->carry)
+        s->carried = *o->carry;
+    return rc;
 }
 
 static int make_memfd(struct share *s, const struct share_options *o, struct larder_error *err)
@@ -217,20 +226,21 @@ static bool same_user(int fd)
     return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &c, &len) == 0 && c.uid == geteuid();
 }
 
-union control { char room[CMSG_SPACE(2 * sizeof(int))]; struct cmsghdr align; };
+union control { char room[CMSG_SPACE(3 * sizeof(int))]; struct cmsghdr align; };
 
 static void send_region(const struct share *s, int fd)
 {
     uint64_t bytes = s->bytes;
     struct iovec v = {&bytes, sizeof(bytes)};
     union control c = {.room = {0}};
-    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof(c.room)};
+    int fds[3] = {s->memfd, s->listener, s->carried};
+    size_t len = s->carried >= 0 ? sizeof(fds) : 2 * sizeof(int);
+    struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = CMSG_SPACE(len)};
     struct cmsghdr *h = CMSG_FIRSTHDR(&m);
-    int fds[2] = {s->memfd, s->listener};
     h->cmsg_level = SOL_SOCKET;
     h->cmsg_type = SCM_RIGHTS;
-    h->cmsg_len = CMSG_LEN(sizeof(fds));
-    memcpy(CMSG_DATA(h), fds, sizeof(fds));
+    h->cmsg_len = CMSG_LEN(len);
+    memcpy(CMSG_DATA(h), fds, len);
     sendmsg(fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT); /* who asked and went away is no concern of ours */
 }
 
@@ -267,7 +277,7 @@ static int start_answering(struct share *s, struct larder_error *err)
     return LARDER_OK;
 }
 
-/* Takes memfd and listener from whoever answers. False: nobody did in time, or not one of us. */
+/* Takes memfd, listener and what is carried from whoever answers. False: nobody did in time, or not one of us. */
 static bool receive_region(struct share *s, int fd, uint64_t *bytes)
 {
     struct iovec v = {bytes, sizeof(*bytes)};
@@ -275,12 +285,14 @@ static bool receive_region(struct share *s, int fd, uint64_t *bytes)
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c.room, .msg_controllen = sizeof(c.room)};
     ssize_t n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
     struct cmsghdr *h = n == (ssize_t)sizeof(*bytes) ? CMSG_FIRSTHDR(&m) : NULL;
-    int fds[2];
-    if (!h || h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS || h->cmsg_len != CMSG_LEN(sizeof(fds)))
+    int fds[3] = {-1, -1, -1};
+    if (!h || h->cmsg_level != SOL_SOCKET || h->cmsg_type != SCM_RIGHTS ||
+        (h->cmsg_len != CMSG_LEN(sizeof(fds)) && h->cmsg_len != CMSG_LEN(2 * sizeof(int))))
         return false;
-    memcpy(fds, CMSG_DATA(h), sizeof(fds));
+    memcpy(fds, CMSG_DATA(h), h->cmsg_len - CMSG_LEN(0));
     s->memfd = fds[0];
     s->listener = fds[1];
+    s->carried = fds[2];
     return true;
 }
 
@@ -358,6 +370,8 @@ static void dispose(struct share *s)
         eventfd_write(s->stop, 1);
         pthread_join(s->thread, NULL);
     }
+    if (s->carried >= 0)
+        close(s->carried); /* before the name is free: who takes it finds the lock free */
     if (s->listener >= 0)
         close(s->listener);
     if (s->stop >= 0)
@@ -388,10 +402,12 @@ static void unjoin(struct share *s)
     munmap(s->map, s->map_len);
     close(s->listener);
     close(s->memfd);
+    if (s->carried >= 0)
+        close(s->carried);
     s->map = NULL;
     s->head = NULL;
     s->joined = false;
-    s->memfd = s->listener = -1;
+    s->memfd = s->listener = s->carried = -1;
 }
 
 static int open_shared(struct share *s, const struct share_options *o, struct larder_error *err)
@@ -439,13 +455,13 @@ int share_open(const struct share_options *o, struct share **out, struct larder_
     struct share *s = calloc(1, sizeof(*s));
     int rc = s ? LARDER_OK : err_nomem(err, sizeof(*s), "a cache");
     if (s) {
-        s->memfd = s->listener = s->stop = -1;
+        s->memfd = s->listener = s->stop = s->carried = -1;
         s->users = 1;
         s->pid = getpid();
         snprintf(s->name, sizeof(s->name), "%s", o->name ? o->name : "");
         rc = o->name ? open_shared(s, o, err) : open_private(s, o, err);
     }
-    if (!rc && o->name) {
+    if (!rc) {
         s->next = regions.list;
         regions.list = s;
     }
@@ -476,7 +492,15 @@ void *share_base(const struct share *s) { return s->map; }
 uint64_t share_bytes(const struct share *s) { return s->bytes; }
 bool share_joined(const struct share *s) { return s->joined; }
 bool share_private(const struct share *s) { return s->memfd < 0; }
+int share_carried(const struct share *s) { return s->carried; }
 const char *share_warning(const struct share *s) { return s->warning[0] ? s->warning : NULL; }
+
+void share_clear(const struct share *s, void *at, size_t len)
+{
+    bool private = !s || s->memfd < 0;
+    if (madvise(at, len, private ? MADV_DONTNEED : MADV_REMOVE) != 0)
+        memset(at, 0, len);
+}
 
 /* ---- waiting ---- */
 

@@ -13,6 +13,8 @@
  *          |                                              ^   '---next: ours now--> ABSENT_AGAIN --settle--> ABSENT_DONE
  *          '---- damaged in NVMe, or theirs at start -----'
  *
+ * What another process has admitted to NVMe and not written yet is waited for, too, for 2 s at most.
+ *
  * Claims are held from start to settle only, and a queue settles what it claimed before it waits for others: so no two processes
  * ever wait for each other. The second run reads into memory of the fetch and is copied to the room planned for it, which
  * is as long as the record: it is rare.
@@ -27,6 +29,7 @@
 #define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
 #define NO_ROOM SIZE_MAX
 #define FLUSH_NS_MAX 2000000000ull
+#define WRITE_NS_MAX 2000000000ull
 
 void stack_free(struct fetch_stack *k)
 {
@@ -98,16 +101,21 @@ static bool wanted(const struct bound *b, uint64_t ordinal)
     return room && ordinal <= CACHE_ORDINAL_MAX && (!o->admit || o->admit(o->admit_user, ordinal));
 }
 
+/* From a directory, if it is there; coming, if another process is writing it there. */
 static void look_up_nvme(struct fetch_stack *k, struct absent *a)
 {
     const struct bound *b = k->b;
     uint64_t ordinal = k->ordinals[a->i];
-    for (unsigned d = 0; ordinal <= CACHE_ORDINAL_MAX && d < b->n_nvme; d++)
-        if (nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place)) {
-            a->from = FROM_NVME;
-            a->dir = (uint8_t)d;
-            return;
-        }
+    a->coming = false;
+    for (unsigned d = 0; ordinal <= CACHE_ORDINAL_MAX && d < b->n_nvme; d++) {
+        bool there = nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place);
+        a->coming = !there && b->dram && nvme_coming(b->nvme[d], b->nvme_space[d], ordinal);
+        if (!there && !a->coming)
+            continue;
+        a->from = there ? FROM_NVME : a->from;
+        a->dir = (uint8_t)d;
+        return;
+    }
 }
 
 /* Where the absent records lie at the origin, which says what they are wherever they come from; f->plan for those that are read
@@ -153,7 +161,7 @@ static size_t give_room(struct tiers_fetch *f)
         struct absent *a = &k->absent[j];
         if (a->from == FROM_NVME)
             continue;
-        a->at = a->from == FROM_COPY || (a->wanted && k->b->dram) ? bytes : NO_ROOM;
+        a->at = a->from == FROM_COPY || a->coming || (a->wanted && k->b->dram) ? bytes : NO_ROOM;
         bytes += a->at == NO_ROOM ? 0 : round_up(a->extent.stored_len, 64);
     }
     return bytes;
@@ -415,6 +423,15 @@ static int add_nvme(struct fetch_stack *k, struct plan *p, size_t j, size_t memo
     return LARDER_OK;
 }
 
+/* Has another process put it into NVMe since it was planned? */
+static bool since_then(struct fetch_stack *k, struct absent *a)
+{
+    look_up_nvme(k, a);
+    bool there = a->from == FROM_NVME;
+    a->from = FROM_ORIGIN; /* as the memory was laid out */
+    return there || a->coming;
+}
+
 int stack_start(struct tiers_fetch *f, struct larder_error *err)
 {
     struct fetch_stack *k = f->stack;
@@ -422,6 +439,7 @@ int stack_start(struct tiers_fetch *f, struct larder_error *err)
     bool theirs = false;
     k->settled = k->coming = 0;
     k->deadline_ns = now_ns() + WAIT_MS_MAX * 1000000ull;
+    k->written_ns = now_ns() + WRITE_NS_MAX;
     for (size_t j = 0; j < k->n_absent; j++) {
         struct absent *a = &k->absent[j];
         a->state = ABSENT_READ;
@@ -429,11 +447,15 @@ int stack_start(struct tiers_fetch *f, struct larder_error *err)
         if (a->from == FROM_COPY) {
             if (!look_again(f, j))
                 a->state = ABSENT_WAIT;
+        } else if (a->coming) {
+            a->state = ABSENT_WAIT;
+            theirs = true;
         } else if (a->wanted && b->dram && (a->from == FROM_ORIGIN || !dram_closed(b->cache->dram))) {
             enum claim c = dram_claim(b->cache->dram, b->dram_space, k->ordinals[a->i]);
             a->claimed = c == CLAIM_MINE;
-            a->state = c == CLAIM_THEIRS ? ABSENT_WAIT : ABSENT_READ;
-            theirs |= c == CLAIM_THEIRS;
+            bool wait = c == CLAIM_THEIRS || (a->from == FROM_ORIGIN && since_then(k, a));
+            a->state = wait ? ABSENT_WAIT : ABSENT_READ;
+            theirs |= wait;
         }
     }
     if (k->coming)
@@ -458,16 +480,19 @@ static bool ask_again(struct tiers_fetch *f, size_t j)
         unclaim(k, a);
         return true;
     }
-    if (!a->claimed && a->wanted && k->b->dram && now_ns() < k->deadline_ns) {
+    if (!a->claimed && !a->coming && a->wanted && k->b->dram && now_ns() < k->deadline_ns) {
         enum claim c = dram_claim(k->b->cache->dram, k->b->dram_space, k->ordinals[a->i]);
         if (c == CLAIM_THEIRS)
             return look_again(f, j);
         a->claimed = c == CLAIM_MINE;
     }
-    if (a->from != FROM_NVME) {
-        a->from = FROM_ORIGIN;
-        look_up_nvme(k, a); /* it may have come there meanwhile */
+    a->from = FROM_ORIGIN;
+    look_up_nvme(k, a); /* it may have come there meanwhile */
+    if (a->coming && a->at != NO_ROOM && now_ns() < k->written_ns) {
+        unclaim(k, a);
+        return false;
     }
+    a->coming = false;
     a->state = ABSENT_AGAIN;
     return true;
 }
@@ -532,11 +557,18 @@ void stack_wait(struct tiers_fetch *f, struct waker *w)
 {
     struct fetch_stack *k = f->stack;
     uint64_t now = now_ns(), ms = now < k->deadline_ns ? (k->deadline_ns - now) / 1000000 + 1 : 0;
-    for (size_t j = 0; ms && j < k->n_absent; j++)
-        if (k->absent[j].state == ABSENT_WAIT) {
-            dram_wait(k->b->cache->dram, k->b->dram_space, k->ordinals[k->absent[j].i], (unsigned)ms, w);
-            return;
-        }
+    uint64_t write_ms = now < k->written_ns ? (k->written_ns - now) / 1000000 + 1 : 0;
+    for (size_t j = 0; ms && j < k->n_absent; j++) {
+        const struct absent *a = &k->absent[j];
+        uint64_t ordinal = k->ordinals[a->i];
+        if (a->state != ABSENT_WAIT)
+            continue;
+        if (a->coming)
+            nvme_wait(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal, (unsigned)write_ms, w);
+        else
+            dram_wait(k->b->cache->dram, k->b->dram_space, ordinal, (unsigned)ms, w);
+        return;
+    }
 }
 
 /* ---- the end ---- */

@@ -78,6 +78,7 @@ struct absent {
     uint32_t k;              /* in the plan that reads it */
     uint8_t from, state, found; /* enum absent_from, absent_state, tier */
     bool claimed, wanted;    /* wanted: a tier would admit it */
+    bool coming;             /* another process is writing it to NVMe */
     uint8_t dir;             /* of NVMe */
     size_t at;               /* room in the fetch's memory: for what NVMe reads, or for the record's bytes; SIZE_MAX: none */
     size_t again_at;         /* where NVMe read it in the second run */
@@ -99,6 +100,7 @@ struct fetch_stack {
     size_t again_cap;
     size_t coming;           /* records that NVMe may admit: counted in bound.coming while started */
     uint64_t deadline_ns;    /* for others to come up with what they fetch */
+    uint64_t written_ns;     /* and for what they write */
     struct tiers_counts counts;
 };
 

@@ -196,7 +196,7 @@ static void run_case(const char *name, uint32_t len, uint64_t records, uint64_t 
     char dir[32], more[256];
     uint64_t state = 7;
     snprintf(dir, sizeof dir, "nvme_read.%u", len);
-    struct nvme_options o = {bench_path(dir), records * (len + 4096) + 200 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {bench_path(dir), records * (len + 4096) + 200 * MIB, REPLACE_NONE, true, NULL};
     bench_ok(nvme_open(&o, &c.n, &err), &err);
     bench_ok(nvme_space(c.n, &space, &c.space, &err), &err);
     fill_cache(&c);

@@ -26,7 +26,7 @@ static int lay_out(void *base, uint64_t bytes, void *user, struct larder_error *
 
 static struct dram *join(enum replacement replacement)
 {
-    struct share_options o = {region_name, dram_region_bytes(BUDGET), lay_out, &replacement};
+    struct share_options o = {region_name, dram_region_bytes(BUDGET), lay_out, &replacement, NULL};
     struct larder_error err;
     struct share *s;
     struct dram *d;

@@ -14,7 +14,7 @@ enum { ORDINALS = 3000, LEN = 30000, LIMIT = 24 };
 
 static struct nvme *open_cache(const char *dir, enum replacement r, uint32_t id[2])
 {
-    struct nvme_options o = {dir, LIMIT * MIB, r, true};
+    struct nvme_options o = {dir, LIMIT * MIB, r, true, NULL};
     struct nvme *n;
     if (nvme_open(&o, &n, NULL))
         return NULL;

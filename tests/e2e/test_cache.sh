@@ -70,6 +70,25 @@ is stderr "$(cat "$tmp/one.err")" ""
 is once "$(cat "$tmp/out" "$tmp/one" >"$tmp/both"; json_of "$tmp/both" 'sum(l["tiers"]["origin"]["hits"] for l in o)')" 1200
 same_data
 
+# two at once, memory for a part and a directory for all: each record is read once, and the next run is warm
+"$LARDER" bench d --epochs 3 --json --dram 8MiB --nvme two:64MB --cache-name "$name-f" --compute-ms 20 >"$tmp/one" 2>"$tmp/one.err" &
+pid=$!
+ok larder bench d --epochs 3 --json --dram 8MiB --nvme two:64MB --cache-name "$name-f" --compute-ms 20
+wait "$pid"
+is stderr "$(cat "$tmp/one.err")" ""
+is once "$(cat "$tmp/out" "$tmp/one" >"$tmp/both"; json_of "$tmp/both" 'sum(l["tiers"]["origin"]["hits"] for l in o)')" 1200
+same_data
+ok larder bench d --epochs 1 --json --nvme two:64MB --cache-name "$name-f"
+is warm "$(tier origin hits) $(tier nvme hits)" "[0] [1200]"
+
+# two at once with a directory alone
+"$LARDER" bench d --epochs 2 --json --nvme sole:64MB --cache-name "$name-g" >"$tmp/one" 2>"$tmp/one.err" &
+pid=$!
+ok larder bench d --epochs 2 --json --nvme sole:64MB --cache-name "$name-g"
+same_data
+wait "$pid"
+is stderr "$(cat "$tmp/one.err")" ""
+
 # the verb
 ok larder cache info nv
 has out '^nv: 1,200 records in [0-9]+ segments, [0-9.]+ MB on disk$'

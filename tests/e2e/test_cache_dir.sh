@@ -44,7 +44,7 @@ ok larder bench d --nvme c:8MB --epochs 1 --json
 is hits "$(json_of "$tmp/out" 'o[0]["tiers"]["nvme"]["hits"]')" 12
 is misses "$(json_of "$tmp/out" 'o[0]["tiers"]["origin"]["hits"]')" 0
 
-# while one process uses it, another passes it by, and it is not cleared
+# while one process uses it, others of its group do too, a stranger passes it by, and it is not cleared
 "$LARDER" bench d --nvme c:8MB --epochs 1000 --compute-ms 100 >/dev/null 2>&1 &
 pid=$!
 for _ in $(seq 100); do
@@ -55,9 +55,15 @@ done
 run larder cache clear c
 rc_is 1
 err_is "larder cache: c: the cache is in use by process $pid"
-run larder bench d --nvme c:8MB --epochs 1 --json
+ok larder bench d --nvme c:8MB --epochs 1 --json
+is hits "$(json_of "$tmp/out" 'o[0]["tiers"]["nvme"]["hits"]')" 12
+run larder bench d --nvme c:9MB --epochs 1 --json
+rc_is 0
+has err 'warning: c: has a limit of 8000000 bytes, not the 9000000 asked for: who opens it first sets it'
+run larder bench d --nvme c:8MB --cache-name other --epochs 1 --json
 rc_is 0
 has err "warning: c: the cache is in use by process $pid"
+is misses "$(json_of "$tmp/out" 'o[0]["tiers"]["origin"]["hits"]')" 12
 kill -9 $pid
 wait $pid 2>/dev/null || true
 ok larder bench d --nvme c:8MB --epochs 1 --json

@@ -16,7 +16,7 @@ enum { RECORDS = 150, OLD = 40, LEN = 30000, LIMIT = 5 };
 /* One life: opens, reads what is there, admits more, reads it, closes. */
 static int life(const char *dir, unsigned *hits, struct larder_error *err)
 {
-    struct nvme_options o = {dir, LIMIT * MIB, REPLACE_FIFO, true};
+    struct nvme_options o = {dir, LIMIT * MIB, REPLACE_FIFO, true, NULL};
     struct cache_space space = nvme_test_space(1);
     struct nvme_stats st;
     struct nvme *n;
@@ -158,7 +158,7 @@ TEST(full_disk)
     nvme_close(n);
 
     snprintf(cmd, sizeof cmd, "mount -o remount,ro %s", mnt); /* read-only: passed by, with a message */
-    struct nvme_options o = {dir, 200 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {dir, 200 * MIB, REPLACE_NONE, true, NULL};
     struct larder_error err;
     REQUIRE(system(cmd) == 0);
     CHECK_ERR(nvme_open(&o, &n, &err), LARDER_EIO, &err);

@@ -75,7 +75,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         struct disk d = {p, len, 0};
         void *window = malloc(NVME_WINDOW);
         nvme_walk(&h, window, disk_read, found, &d, &end);
-        if (end > h.segment_bytes)
+        if (end > nvme_head_bytes(&h))
             abort();
         free(window);
     }

@@ -236,7 +236,7 @@ static void run_model(uint64_t seed, bool fifo)
     static struct model m;
     uint64_t rng = seed, budget = (3 + rng_below(&rng, 30)) * MIB + rng_below(&rng, MIB);
     enum replacement replacement = fifo ? REPLACE_FIFO : REPLACE_NONE;
-    struct share_options o = {NULL, dram_region_bytes(budget), lay_out, &replacement};
+    struct share_options o = {NULL, dram_region_bytes(budget), lay_out, &replacement, NULL};
     int kind = (int)rng_below(&rng, 4), ops = kind >= 2 ? 1500 : 12000;
     uint32_t id[SPACES], spaces = 1 + (uint32_t)rng_below(&rng, SPACES);
     struct dram_stats st;

@@ -64,13 +64,18 @@ TEST_UNUSED static enum nvme_outcome nvme_test_get(struct nvme *n, uint32_t id, 
     return out;
 }
 
-TEST_UNUSED static struct nvme *nvme_test_open(const char *dir, uint64_t bytes, enum replacement r)
+TEST_UNUSED static struct nvme *nvme_test_join(const char *dir, uint64_t bytes, enum replacement r, const char *name)
 {
-    struct nvme_options o = {dir, bytes, r, true};
+    struct nvme_options o = {dir, bytes, r, true, name};
     struct larder_error err;
     struct nvme *n;
     REQUIRE_OK(nvme_open(&o, &n, &err), &err);
     return n;
+}
+
+TEST_UNUSED static struct nvme *nvme_test_open(const char *dir, uint64_t bytes, enum replacement r)
+{
+    return nvme_test_join(dir, bytes, r, NULL);
 }
 
 TEST_UNUSED static uint32_t nvme_test_id(struct nvme *n, unsigned space)

@@ -581,13 +581,13 @@ TEST(a_forked_child_opens_its_own)
 }
 
 /* A process that reads epochs with a cache of that name, and tells what the origin gave it. */
-static pid_t reader(const char *name, uint64_t epochs, int fd)
+static pid_t reader(const char *name, uint64_t dram, const char *dir, uint64_t epochs, int fd)
 {
     pid_t pid = fork();
 
     if (pid != 0)
         return pid;
-    struct larder_cache *c = open_cache(name, 40 * MIB, NULL, 0, LARDER_REPLACE_NONE);
+    struct larder_cache *c = open_cache(name, dram, dir, 64 * MIB, LARDER_REPLACE_NONE);
     struct larder_dataset *ds = open_ds(&spec, c, LARDER_DIRECT_OFF);
     struct larder_loader *ld = open_ld(ds, epochs);
     uint64_t origin = 0;
@@ -614,7 +614,7 @@ TEST(two_processes_read_each_record_once)
     snprintf(name, sizeof(name), "test-cache-%d", (int)getpid());
     REQUIRE_EQ(pipe(fds), 0);
     for (int i = 0; i < 2; i++)
-        pids[i] = reader(name, 2, fds[1]);
+        pids[i] = reader(name, 40 * MIB, NULL, 2, fds[1]);
     c = open_cache(name, 40 * MIB, NULL, 0, LARDER_REPLACE_NONE); /* holds the region between the two */
     for (int i = 0; i < 2; i++) {
         CHECK_EQ(waitpid(pids[i], &status, 0), pids[i]);
@@ -628,9 +628,43 @@ TEST(two_processes_read_each_record_once)
     close(fds[1]);
 }
 
+/* Memory holds a part, and the directory all: what one process has admitted and not yet written the other waits for. */
+TEST(two_processes_fill_one_directory)
+{
+    char name[64], dir[256];
+    uint64_t origin[2];
+    int fds[2], status;
+    pid_t pids[2];
+
+    dir_of(&spec);
+    REQUIRE_EQ(pipe(fds), 0);
+    for (int round = 0; round < 2; round++) {
+        snprintf(dir, sizeof(dir), "%s/shared", tmp_dir());
+        snprintf(name, sizeof(name), "test-nvme-%d-%d", (int)getpid(), round);
+        for (int i = 0; i < 2; i++)
+            pids[i] = reader(name, round ? 5 * MIB : 40 * MIB, dir, 3, fds[1]);
+        struct larder_cache *c = open_cache(name, round ? 5 * MIB : 40 * MIB, dir, 64 * MIB, LARDER_REPLACE_NONE);
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQ(waitpid(pids[i], &status, 0), pids[i]);
+            CHECK_EQ(status, 0);
+            CHECK_EQ(read(fds[0], &origin[i], 8), 8);
+        }
+        CHECK_EQ(origin[0] + origin[1], spec.n);
+        CHECK_EQ(stats_of(c).nvme.entries, spec.n);
+        CHECK(stats_of(c).nvme.used_bytes <= 64 * MIB);
+        CHECK(larder_cache_warning(c, 0) == NULL);
+        larder_cache_close(c);
+        c = open_cache(NULL, LARDER_DRAM_OFF, dir, 64 * MIB, LARDER_REPLACE_NONE); /* and the next run is warm */
+        CHECK_EQ(stats_of(c).nvme.entries, spec.n);
+        larder_cache_close(c);
+    }
+    close(fds[0]);
+    close(fds[1]);
+}
+
 TEST(a_killed_process_harms_nobody)
 {
-    char name[64];
+    char name[64], dir[256];
     uint64_t state = 99, origin;
     int fds[2], status;
 
@@ -638,7 +672,9 @@ TEST(a_killed_process_harms_nobody)
     REQUIRE_EQ(pipe(fds), 0);
     for (int round = 0; round < 6; round++) {
         snprintf(name, sizeof(name), "test-kill-%d-%d", (int)getpid(), round);
-        pid_t victim = reader(name, 1000, fds[1]), other = reader(name, 3, fds[1]);
+        snprintf(dir, sizeof(dir), "%s/shared", tmp_dir());
+        const char *nvme = round % 2 ? dir : NULL;
+        pid_t victim = reader(name, 40 * MIB, nvme, 1000, fds[1]), other = reader(name, 40 * MIB, nvme, 3, fds[1]);
         struct timespec ts = {0, (long)(2000000 + rng_below(&state, 40000000))};
 
         nanosleep(&ts, NULL);

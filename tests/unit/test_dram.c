@@ -15,7 +15,7 @@ static int lay_out(void *base, uint64_t bytes, void *user, struct larder_error *
 
 static struct dram *arena(uint64_t budget, enum replacement replacement, const char *name)
 {
-    struct share_options o = {name, dram_region_bytes(budget), lay_out, &replacement};
+    struct share_options o = {name, dram_region_bytes(budget), lay_out, &replacement, NULL};
     struct larder_error err;
     struct share *s;
     struct dram *d = NULL;

@@ -109,7 +109,8 @@ TEST(lengths_at_edges)
         n = nvme_test_open(dir, 600 * MIB, REPLACE_NONE);
         CHECK_EQ(nvme_test_id(n, 1), id);
     }
-    struct cached big = {bytes, 64 * MIB, 1, 0, 0}; /* never fits: refused before a byte is read, and closes nothing */
+    CHECK_EQ(n->h->segment_bytes, 8 * MIB);
+    struct cached big = {bytes, 600 * MIB, 1, 0, 0}; /* never fits: refused before a byte is read, and closes nothing */
     CHECK_EQ(nvme_admit(n, id, 100, &big), LARDER_ENOMEM);
     CHECK(!nvme_closed(n, id));
     CHECK_EQ(nvme_admit(n, id, CACHE_ORDINAL_MAX + 1, &big), LARDER_ENOMEM);
@@ -259,7 +260,7 @@ TEST(one_at_a_time)
 {
     const char *dir = tmp_dir();
     struct nvme *n = nvme_test_open(dir, 8 * MIB, REPLACE_NONE), *other;
-    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true, NULL};
     struct larder_error err;
     char pid[32];
     CHECK_ERR(nvme_open(&o, &other, &err), LARDER_EBUSY, &err);
@@ -277,7 +278,7 @@ TEST(one_at_a_time)
 TEST(forked_child)
 {
     const char *dir = tmp_dir();
-    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true, NULL};
     int ready[2], end[2];
     char c;
     REQUIRE(pipe(ready) == 0 && pipe(end) == 0);
@@ -368,7 +369,7 @@ TEST(odd_directory)
 {
     const char *dir = tmp_dir();
     char path[200];
-    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true, NULL};
     struct larder_error err;
     struct nvme *n;
     segment_path(dir, 1, path);
@@ -393,7 +394,7 @@ TEST(odd_directory)
 
 TEST(bad_paths)
 {
-    struct nvme_options o = {"/proc/nothing/here", 8 * MIB, REPLACE_NONE, true};
+    struct nvme_options o = {"/proc/nothing/here", 8 * MIB, REPLACE_NONE, true, NULL};
     struct larder_error err;
     struct nvme *n;
     CHECK_ERR(nvme_open(&o, &n, &err), LARDER_EIO, &err);
@@ -469,7 +470,380 @@ TEST(failing_reads)
     nvme_close(n);
 }
 
+/* ---- records longer than a segment, or than the write buffer ---- */
+
+/* Record i, of len bytes, there or not. */
+static bool long_there(struct nvme *n, uint32_t id, uint64_t i, const uint8_t *bytes, uint32_t len)
+{
+    struct nvme_place at;
+    struct cached hit;
+    void *mem = NULL;
+    if (!nvme_lookup(n, id, i, &at))
+        return false;
+    REQUIRE(posix_memalign(&mem, 4096, at.len) == 0);
+    CHECK_EQ(pread(at.fd, mem, at.len, (off_t)at.offset), at.len);
+    bool whole = nvme_check(n, id, i, &at, mem, &hit);
+    CHECK(!whole || (hit.stored_len == len && memcmp(hit.bytes, bytes, len) == 0));
+    free(mem);
+    return whole;
+}
+
+static int long_admit(struct nvme *n, uint32_t id, uint64_t i, const uint8_t *bytes, uint32_t len)
+{
+    struct cached c = {bytes, len, len, crc32c(0, bytes, len), 0};
+    int rc = nvme_admit(n, id, i, &c);
+    nvme_flush(n);
+    return rc;
+}
+
+TEST(long_records)
+{
+    enum { N = 6 };
+    static const uint32_t lens[N] = {MIB - 3 * 4096 - 64, MIB - 3 * 4096 - 63, 3 * MIB, 7 * MIB, 100, 11 * MIB + 77};
+    const char *dir = tmp_dir();
+    uint8_t *bytes = malloc(12 * MIB);
+    uint64_t seed = 8;
+    rng_fill(&seed, bytes, 12 * MIB);
+    struct nvme *n = nvme_test_open(dir, 32 * MIB, REPLACE_NONE);
+    CHECK_EQ(n->h->segment_bytes, MIB);
+    for (int run = 0; run < 3; run++) {
+        uint32_t id = nvme_test_id(n, 1);
+        struct nvme_stats st;
+        for (uint64_t i = 0; i < N; i++) {
+            CHECK_EQ(long_there(n, id, i, bytes + i, lens[i]), run > 0);
+            CHECK_EQ(long_admit(n, id, i, bytes + i, lens[i]), LARDER_OK);
+            CHECK(long_there(n, id, i, bytes + i, lens[i]));
+        }
+        CHECK_EQ(admit(n, id, 1, 100 + (uint64_t)run * 100, 100, LEN), 100); /* what is left in them is used */
+        nvme_stats(n, &st);
+        CHECK(st.used <= st.budget && st.warning == NULL);
+        CHECK_EQ(st.recovered, run ? N + run * 100 : 0);
+        CHECK(nvme_test_usage(dir) <= 32 * MIB);
+        nvme_close(n);
+        n = nvme_test_open(dir, 32 * MIB, REPLACE_NONE);
+    }
+    nvme_close(n);
+    free(bytes);
+}
+
+/* Long and short ones push each other out; the disk never holds more than the limit, and no place is lost. */
+TEST(long_records_under_fifo)
+{
+    const char *dir = tmp_dir();
+    uint8_t *bytes = malloc(10 * MIB);
+    uint64_t seed = 9;
+    rng_fill(&seed, bytes, 10 * MIB);
+    struct nvme *n = nvme_test_open(dir, 12 * MIB, REPLACE_FIFO);
+    uint32_t id = nvme_test_id(n, 1);
+    for (uint64_t i = 0; i < 60; i++) {
+        uint32_t len = rng_below(&seed, 3) ? (uint32_t)rng_below(&seed, 300000) : (uint32_t)rng_below(&seed, 9 * MIB);
+        CHECK_EQ(long_admit(n, id, i, bytes + i, len), LARDER_OK);
+        CHECK(long_there(n, id, i, bytes + i, len));
+        CHECK(nvme_test_usage(dir) <= 12 * MIB);
+        if (i % 20 == 19) {
+            nvme_close(n);
+            n = nvme_test_open(dir, 12 * MIB, REPLACE_FIFO);
+            id = nvme_test_id(n, 1);
+            CHECK(long_there(n, id, i, bytes + i, len));
+        }
+    }
+    CHECK_EQ(admit(n, id, 1, 1000, 2000, LEN), 2000); /* all places hold short ones again */
+    unsigned in = hits(n, id, 1, 1000, 2000, LEN, NULL);
+    CHECK(in > 800 && in < 1300);
+    nvme_close(n);
+    free(bytes);
+}
+
+/* ---- processes of one group ---- */
+
+#ifdef __SANITIZE_THREAD__
+#define FORKS() TEST_SKIP("the sanitizer does not follow threads of a forked child")
+#else
+#define FORKS() ((void)0)
+#endif
+
+static const char *group(void)
+{
+    static char name[64]; /* of the parent, in its children too */
+    if (!name[0])
+        snprintf(name, sizeof name, "test-nvme-%d", (int)getpid());
+    return name;
+}
+
+/* Another process of the group does what it is told, a word at a time. */
+struct order { unsigned what, space; uint64_t first, count; };
+struct other { pid_t pid; int say, hear; struct order order; };
+enum { DO_ADMIT = 1, DO_COUNT, DO_CLOSE, DO_ADMIT_ONLY };
+
+static void obey(struct other *o, const char *dir, const char *name, enum replacement r, uint64_t bytes)
+{
+    struct nvme *n = nvme_test_join(dir, bytes, r, name);
+    unsigned done = 0;
+    while (write(o->hear, &done, sizeof done) == sizeof done && read(o->say, &o->order, sizeof o->order) == sizeof o->order) {
+        uint32_t id = nvme_test_id(n, o->order.space);
+        if (o->order.what == DO_ADMIT)
+            done = admit(n, id, o->order.space, o->order.first, o->order.count, LEN);
+        else if (o->order.what == DO_COUNT)
+            done = hits(n, id, o->order.space, o->order.first, o->order.count, LEN, NULL);
+        for (uint64_t i = 0; o->order.what == DO_ADMIT_ONLY && i < o->order.count; i++)
+            nvme_test_admit(n, id, o->order.space, o->order.first + i, LEN);
+        if (o->order.what == DO_CLOSE) {
+            nvme_close(n);
+            _exit(atomic_load(&test_failures) ? 1 : 0);
+        }
+    }
+    _exit(atomic_load(&test_failures) ? 1 : 0);
+}
+
+static unsigned answer(struct other *o)
+{
+    unsigned done = 0;
+    REQUIRE(read(o->hear, &done, sizeof done) == sizeof done);
+    return done;
+}
+
+static void start_other(struct other *o, const char *dir, const char *name, enum replacement r, uint64_t bytes)
+{
+    int say[2], hear[2];
+    REQUIRE(pipe(say) == 0 && pipe(hear) == 0);
+    o->pid = fork();
+    if (o->pid == 0) {
+        close(say[1]), close(hear[0]);
+        o->say = say[0], o->hear = hear[1];
+        obey(o, dir, name, r, bytes);
+    }
+    close(say[0]), close(hear[1]);
+    o->say = say[1], o->hear = hear[0];
+    answer(o);
+}
+
+static void tell(struct other *o, unsigned what, unsigned space, uint64_t first, uint64_t count)
+{
+    struct order order = {what, space, first, count};
+    REQUIRE(write(o->say, &order, sizeof order) == sizeof order);
+}
+
+static unsigned ask(struct other *o, unsigned what, unsigned space, uint64_t first, uint64_t count)
+{
+    tell(o, what, space, first, count);
+    return answer(o);
+}
+
+static void end_other(struct other *o, bool killed)
+{
+    int status;
+    if (killed)
+        kill(o->pid, SIGKILL);
+    else
+        tell(o, DO_CLOSE, 1, 0, 0);
+    REQUIRE(waitpid(o->pid, &status, 0) == o->pid);
+    CHECK(killed ? WIFSIGNALED(status) : status == 0);
+    close(o->say);
+    close(o->hear);
+}
+
+TEST(what_one_process_admits_the_other_hits)
+{
+    FORKS();
+    const char *dir = tmp_dir();
+    struct other o;
+    struct nvme_stats st;
+    start_other(&o, dir, group(), REPLACE_NONE, 16 * MIB);
+    CHECK_EQ(ask(&o, DO_ADMIT, 1, 0, 200), 200);
+    struct nvme *n = nvme_test_join(dir, 999 * MIB, REPLACE_FIFO, group()); /* taken as it is */
+    uint32_t id = nvme_test_id(n, 1);
+    CHECK_EQ(n->h->budget, 16 * MIB);
+    CHECK_EQ(nvme_replacement(n), REPLACE_NONE);
+    CHECK_EQ(hits(n, id, 1, 0, 200, LEN, NULL), 200);
+    CHECK_EQ(admit(n, id, 1, 100, 200, LEN), 200);
+    CHECK_EQ(admit(n, nvme_test_id(n, 2), 2, 0, 100, LEN), 100);
+    CHECK_EQ(ask(&o, DO_COUNT, 1, 0, 300), 300);
+    CHECK_EQ(ask(&o, DO_COUNT, 2, 0, 300), 100);
+    nvme_stats(n, &st);
+    CHECK_EQ(st.entries, 400);
+    CHECK_EQ(st.admissions, 400);
+    struct nvme_options other = {dir, 16 * MIB, REPLACE_NONE, true, "test-another"};
+    struct nvme *stranger;
+    struct larder_error err;
+    CHECK_ERR(nvme_open(&other, &stranger, &err), LARDER_EBUSY, &err);
+    other.name = NULL;
+    CHECK_ERR(nvme_open(&other, &stranger, &err), LARDER_EBUSY, &err);
+    end_other(&o, false); /* who opened it first goes, and the directory stays ours */
+    CHECK_ERR(nvme_open(&other, &stranger, &err), LARDER_EBUSY, &err);
+    char me[64];
+    snprintf(me, sizeof me, "process %ld", (long)getpid());
+    CHECK(strstr(err.message, me) != NULL);
+    CHECK_EQ(hits(n, id, 1, 0, 300, LEN, NULL), 300);
+    CHECK_EQ(admit(n, id, 1, 300, 100, LEN), 100);
+    nvme_close(n);
+    n = nvme_test_open(dir, 16 * MIB, REPLACE_NONE); /* and the next run is warm, by footers */
+    nvme_stats(n, &st);
+    CHECK_EQ(st.recovered, 500);
+    CHECK_EQ(hits(n, nvme_test_id(n, 1), 1, 0, 500, LEN, NULL), 400);
+    CHECK_EQ(hits(n, nvme_test_id(n, 2), 2, 0, 500, LEN, NULL), 100);
+    nvme_close(n);
+}
+
+/* Four fill at once, the same records: each comes in once, and what fits the limit is what one process alone would fit. */
+static void fill_together(enum replacement r, unsigned count, unsigned low, unsigned high)
+{
+    const char *dir = tmp_dir();
+    struct other o[4];
+    struct nvme_stats st;
+    unsigned there = 0;
+    for (int i = 0; i < 4; i++)
+        start_other(&o[i], dir, group(), r, 10 * MIB);
+    for (int i = 0; i < 4; i++)
+        tell(&o[i], DO_ADMIT, 1, 0, count);
+    for (int i = 0; i < 4; i++)
+        answer(&o[i]);
+    struct nvme *n = nvme_test_join(dir, 10 * MIB, r, group());
+    there = hits(n, nvme_test_id(n, 1), 1, 0, count, LEN, NULL);
+    CHECK(there >= low && there <= high);
+    nvme_stats(n, &st);
+    CHECK_EQ(st.entries, there);
+    CHECK_EQ(st.healed, 0);
+    CHECK(st.used <= 10 * MIB && st.warning == NULL);
+    CHECK(nvme_test_usage(dir) <= 10 * MIB);
+    if (r == REPLACE_NONE)
+        CHECK_EQ(st.admissions, there);
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQ(ask(&o[i], DO_COUNT, 1, 0, count), there);
+        end_other(&o[i], i % 2);
+    }
+    CHECK_EQ(hits(n, nvme_test_id(n, 1), 1, 0, count, LEN, NULL), there);
+    nvme_close(n);
+    CHECK(nvme_test_usage(dir) <= 10 * MIB);
+}
+
+TEST(several_fill_at_once)
+{
+    FORKS();
+    fill_together(REPLACE_NONE, 600, 600, 600);
+    fill_together(REPLACE_NONE, 3000, 800, 1000);
+    fill_together(REPLACE_FIFO, 3000, 300, 1000);
+}
+
+/* Who is killed while it fills segments leaves what was written, and room for the rest. */
+TEST(killed_while_filling)
+{
+    FORKS();
+    const char *dir = tmp_dir();
+    struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+    uint32_t id = nvme_test_id(n, 1);
+    struct nvme_stats st;
+    for (uint64_t round = 0; round < 30; round++) {
+        struct other o;
+        start_other(&o, dir, group(), REPLACE_NONE, 8 * MIB);
+        CHECK_EQ(ask(&o, DO_ADMIT, 1, round * 5, 3), 3);
+        ask(&o, DO_ADMIT_ONLY, 1, round * 5 + 3, 2); /* in its buffer, perhaps */
+        end_other(&o, true);
+        CHECK_EQ(hits(n, id, 1, round * 5, 3, LEN, NULL), 3);
+    }
+    CHECK_EQ(admit(n, id, 1, 0, 150, LEN), 150); /* what was pending is gone, so it can come again */
+    CHECK_EQ(hits(n, id, 1, 0, 150, LEN, NULL), 150);
+    unsigned in = admit(n, id, 1, 150, 1000, LEN);
+    CHECK(150 + in > 620); /* as many as ever: no segment was lost */
+    nvme_stats(n, &st);
+    CHECK_EQ(st.entries, 150 + in);
+    CHECK_EQ(st.healed, 0);
+    nvme_close(n);
+    CHECK(nvme_test_usage(dir) <= 8 * MIB);
+}
+
+/* What another is writing can be waited for, also when it dies. */
+TEST(waiting_for_what_another_writes)
+{
+    FORKS();
+    const char *dir = tmp_dir();
+    struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+    uint32_t id = nvme_test_id(n, 1);
+    struct other o;
+    start_other(&o, dir, group(), REPLACE_NONE, 8 * MIB);
+    for (uint64_t i = 0; i < 4; i++) {
+        CHECK_EQ(ask(&o, DO_ADMIT_ONLY, 1, i, 1), 0);
+        nvme_wait(n, id, i, 60000, NULL);
+        CHECK(!nvme_coming(n, id, i));
+        CHECK_EQ(nvme_test_get(n, id, 1, i, LEN), NVME_HIT);
+    }
+    ask(&o, DO_ADMIT_ONLY, 1, 100, 1);
+    end_other(&o, true);
+    nvme_wait(n, id, 100, 60000, NULL);
+    CHECK(!nvme_coming(n, id, 100));
+    enum nvme_outcome out = nvme_test_get(n, id, 1, 100, LEN);
+    CHECK(out == NVME_HIT || out == NVME_MISS);
+    CHECK_EQ(nvme_test_admit(n, id, 1, 100, LEN), LARDER_OK);
+    nvme_flush(n);
+    CHECK_EQ(nvme_test_get(n, id, 1, 100, LEN), NVME_HIT);
+    nvme_close(n);
+}
+
+/* A member that dies while it changes what is shared leaves it to be repaired. */
+TEST(killed_with_the_lock_held)
+{
+    FORKS();
+    const char *dir = tmp_dir();
+    struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+    uint32_t id = nvme_test_id(n, 1);
+    struct nvme_stats st;
+    int status;
+    CHECK_EQ(admit(n, id, 1, 0, 200, LEN), 200);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct nvme *c = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+        pthread_mutex_lock(&c->lock);
+        if (!nvme_table_lock(c))
+            _exit(1);
+        atomic_store(&c->h->entries, 7);
+        c->h->segments[0].live = 3;
+        c->h->map.filled = 1;
+        c->h->segments[5].state = NVME_ACTIVE; /* begun, but for its number */
+        c->h->segments[6].state = NVME_LENT;
+        c->h->segments[6].lender = 5;
+        kill(getpid(), SIGKILL);
+    }
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    CHECK(WIFSIGNALED(status));
+    nvme_stats(n, &st);
+    CHECK_EQ(nvme_test_id(n, 1), id);
+    nvme_stats(n, &st);
+    CHECK_EQ(st.entries, 200);
+    CHECK(n->h->segments[5].state == NVME_FREE && n->h->segments[6].state == NVME_FREE);
+    CHECK_EQ(hits(n, id, 1, 0, 200, LEN, NULL), 200);
+    CHECK(admit(n, id, 1, 200, 1000, LEN) > 400);
+    nvme_close(n);
+}
+
 /* ---- threads ---- */
+
+static void *fill_and_read(void *arg)
+{
+    const char *dir = arg;
+    struct nvme *n = nvme_test_join(dir, 10 * MIB, REPLACE_FIFO, group());
+    uint32_t id = nvme_test_id(n, 1);
+    CHECK_EQ(admit(n, id, 1, 0, 300, LEN), 300);
+    CHECK_EQ(hits(n, id, 1, 0, 300, LEN, NULL), 300);
+    CHECK_EQ(admit(n, id, 1, 300, 1500, LEN), 1500);
+    hits(n, id, 1, 0, 1800, LEN, NULL);
+    nvme_close(n);
+    return NULL;
+}
+
+/* Handles of one process share as processes do. */
+TEST(two_handles_in_a_process)
+{
+    const char *dir = tmp_dir();
+    pthread_t t[2];
+    group();
+    for (int i = 0; i < 2; i++)
+        REQUIRE(pthread_create(&t[i], NULL, fill_and_read, (void *)(uintptr_t)dir) == 0);
+    for (int i = 0; i < 2; i++)
+        pthread_join(t[i], NULL);
+    struct nvme *n = nvme_test_join(dir, 10 * MIB, REPLACE_FIFO, group());
+    CHECK(hits(n, nvme_test_id(n, 1), 1, 0, 1800, LEN, NULL) > 700);
+    nvme_close(n);
+    CHECK(nvme_test_usage(dir) <= 10 * MIB);
+}
 
 struct shared { struct nvme *n; uint32_t id; unsigned worker; atomic_uint hits, wrong; };
 

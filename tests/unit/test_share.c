@@ -38,7 +38,7 @@ static const char *fresh_name(void)
 
 static struct share *open_region(const char *name, uint64_t bytes, int *inits)
 {
-    struct share_options o = {name, bytes, lay_out, inits};
+    struct share_options o = {name, bytes, lay_out, inits, NULL};
     struct larder_error err = {0};
     struct share *s = NULL;
     int rc = share_open(&o, &s, &err);
@@ -125,7 +125,7 @@ TEST(bad_names)
     struct share *s;
     static const char *const bad[] = {"", "a/b", "x y", "0123456789012345678901234567890123456789012345678901234567890123456789"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
-        struct share_options o = {bad[i], 1000, NULL, NULL};
+        struct share_options o = {bad[i], 1000, NULL, NULL, NULL};
         CHECK_ERR(share_open(&o, &s, &err), LARDER_EINVAL, &err);
     }
 }
