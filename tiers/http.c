@@ -537,7 +537,7 @@ static void begin(struct http_loop *l, struct http_transfer *t)
     l->n_plain += !t->urgent;
     l->n_unsettled++;
     atomic_fetch_add(&l->in_flight, 1);
-    t->last_ns = now_ns();
+    t->begin_ns = t->last_ns = now_ns();
     t->easy = easy_get(l);
     if (!t->easy || !set_common(l->http, l, t->easy, t) || !set_headers(t->easy, t) || !set_method(t->easy, t) ||
         curl_easy_setopt(t->easy, CURLOPT_URL, t->url) != CURLE_OK || curl_multi_add_handle(l->multi, t->easy) != CURLM_OK)
@@ -938,7 +938,7 @@ void http_start(struct http *h, struct http_transfer *t)
     memset(&t->in, 0, sizeof(t->in));
     t->in.content_length = UINT64_MAX;
     t->text[0] = t->why[0] = 0;
-    t->first_byte_ns = t->end_ns = t->sent = 0;
+    t->begin_ns = t->first_byte_ns = t->end_ns = t->sent = 0;
     t->retried = t->canceled = t->settled = t->sending = t->headed = false;
     t->easy = t->lines = NULL;
     t->loop = l;

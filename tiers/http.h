@@ -75,7 +75,7 @@ struct http_transfer {
     char text[1024];               /* beginning of a body that is not 2xx, NUL-terminated (S3's error document) */
     size_t text_len;
     char why[256];                 /* libcurl's words, when end is not HTTP_DONE; holds no header and no query */
-    uint64_t first_byte_ns, end_ns; /* of now_ns() */
+    uint64_t begin_ns, first_byte_ns, end_ns; /* of now_ns(); begin: it left the queue; 0: it never did, or no byte came */
     bool retried;                  /* a kept connection was dead and another was used, once: curl does that by itself */
     /* the loop's */
     void *easy, *lines;

@@ -2,15 +2,18 @@
 /*
  * remote.h - objects below an URL: s3://bucket/prefix, or http(s)://host/prefix (read only).
  *
- *     remote.c       one request: signing, retries, back-off, deadlines, hedging, what an error means; statistics
+ *     remote.c       one request: signing, retries, back-off, deadlines, hedging
+ *     remote_answer.c  what an answer means, and in which words an error is said
+ *     remote_open.c  URIs and options, opening and closing, statistics
  *     remote_io.c    struct store_io over it: what the store does through an io works on a bucket
  *     origin_http.c  the origin of a stack: its segments travel as ranged GETs
  *
  * A request is retried by itself when its failure may pass: broken connections, short or stalled bodies, 429, 5xx, wrong ranges, a
  * clock that is off (corrected by the server's Date), expired credentials (fetched anew). Waits between tries are drawn from
  * [0, min(20 s, 100 ms * 2^try)] (full jitter), at least what Retry-After says (at most 60 s). Three things bound it: tries a
- * request, the deadline of the request, and the remote's budget of retries, which successes refill: a server in trouble is not
- * hammered by hundreds of requests at once.
+ * request, the deadline of the request, and the remote's budget of retries, which all its requests share: MAX(100, 4 * requests_max) at
+ * once; each costs one, a success brings back a half, and ten come back each second. Where none is left a retry waits for its turn, so
+ * a server in trouble is not hammered by hundreds of requests at once, and one that is gone for seconds ends no epoch.
  */
 #ifndef LARDER_TIERS_REMOTE_H
 #define LARDER_TIERS_REMOTE_H
@@ -40,7 +43,7 @@ struct remote_request {
     size_t n_headers;
     const void *body; size_t body_len;
     bool create;                 /* PUT: If-None-Match: *; LARDER_EEXIST when it is there. A try that was repeated after its answer got lost and
-                                  * then finds the object compares: its own bytes (ETag = MD5) are success. */
+                                  * then finds the object reads it: its own bytes are success. */
     const char *if_match;        /* GET: ETag that it must have; else LARDER_EBUSY: "was replaced while it was read" */
     bool ranged;                 /* GET: exactly [offset, offset + len) into buf; a shorter object is LARDER_ECORRUPT */
     uint64_t offset; size_t len; void *buf;
@@ -63,7 +66,8 @@ struct remote_request {
     void *own;
     struct remote *remote;
 };
-void remote_start(struct remote *r, struct remote_request *q); /* never blocks; all outcomes come through done */
+void remote_start(struct remote *r, struct remote_request *q); /* never blocks; all outcomes come through done (in a forked child: EFORK, from
+                                                                * within the call) */
 void remote_cancel(struct remote *r, struct remote_request *q); /* done comes soon, ECANCELED unless it was over */
 /* Blocking: starts n requests (done and user are remote.c's) and waits for all. Returns the first rc that is not OK, in order, and its
  * error; all are over in any case. */
@@ -76,6 +80,10 @@ void remote_used(struct remote *r, uint64_t bytes);
 void remote_stats(const struct remote *r, struct larder_remote_stats *out); /* all but struct_size */
 /* "64 GETs in flight, 61 retries (503), 0 B/s for 12 s": what is going on now. */
 void remote_state(const struct remote *r, char out[160]);
+
+/* Of headers; they take any text. "bytes 0-9/100", "bytes 0-9/" "*" (total UINT64_MAX), "bytes *" "/100" (first and last UINT64_MAX). */
+bool remote_content_range(const char *text, uint64_t *first, uint64_t *last, uint64_t *total);
+uint64_t remote_retry_after_s(const char *text, uint64_t now_s); /* seconds or a date; 0: none; 60 at most */
 
 /* ---- remote_io.c ---- */
 
