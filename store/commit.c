@@ -196,6 +196,19 @@ static void swap(struct buf *a, struct buf *b)
     *b = t;
 }
 
+/* io_read_whole into empty buffers, again where an object seemed to end early. */
+static int read_whole(struct store_io *io, struct store_whole *w, size_t n, struct larder_error *err)
+{
+    int rc;
+    for (unsigned try = 0;; try++) {
+        for (size_t i = 0; i < n; i++)
+            w[i].out->len = 0;
+        rc = io_read_whole(io, w, n, err);
+        if (rc != LARDER_ECORRUPT || !io_again(io, try))
+            return rc;
+    }
+}
+
 /* From generation *g upward: the text of the newest. ENOTFOUND: not even *g is there. */
 static int newest_from(struct store_io *io, uint64_t *g, struct buf *text, struct larder_error *err)
 {
@@ -204,14 +217,13 @@ static int newest_from(struct store_io *io, uint64_t *g, struct buf *text, struc
     struct store_whole w[2] = {{paths[0], MANIFEST_MAX, text, LARDER_OK}, {paths[1], MANIFEST_MAX, &next, LARDER_OK}};
     manifest_path(*g, paths[0]);
     manifest_path(*g + 1, paths[1]);
-    int rc = io_read_whole(io, w, 2, err);
+    int rc = read_whole(io, w, 2, err);
     if (!rc && w[0].rc)
         return err_set(err, LARDER_ENOTFOUND, "%.150s: no generation %llu here", io_where(io), (unsigned long long)*g);
     while (!rc && !w[1].rc) {
         swap(text, &next);
-        next.len = 0;
         manifest_path(++*g + 1, paths[1]);
-        rc = io_read_whole(io, &w[1], 1, err);
+        rc = read_whole(io, &w[1], 1, err);
     }
     return rc;
 }
@@ -227,7 +239,6 @@ int generation_load_newest(struct store_io *io, struct manifest *m, struct larde
     bool hinted = !rc && g > 0;
     rc = hinted ? newest_from(io, &g, &text, err) : LARDER_ENOTFOUND;
     if (rc == LARDER_ENOTFOUND) {
-        text.len = 0;
         if (!(rc = newest_listed(io, &g, err)))
             rc = newest_from(io, &g, &text, err);
     }

@@ -21,6 +21,7 @@
 #ifndef SIM_S3_H
 #define SIM_S3_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <sys/stat.h>
 
