@@ -433,7 +433,16 @@ struct larder_loader;
 
 enum larder_shuffle {
     LARDER_SHUFFLE_FULL = 0, /* a uniform permutation of everything, new each epoch */
-    LARDER_SHUFFLE_NONE = 1
+    LARDER_SHUFFLE_NONE = 1,
+    LARDER_SHUFFLE_BLOCK = 2 /* blocks of neighbours shuffled, then the samples within each window of blocks */
+};
+
+/* What becomes of the samples behind the last whole global batch. */
+enum larder_last {
+    LARDER_LAST_AUTO = 0,  /* SHORT for one rank; DROP for several, PAD when they are not shuffled */
+    LARDER_LAST_SHORT = 1, /* a smaller batch, shared out as evenly as it goes: a rank's may be empty */
+    LARDER_LAST_DROP = 2,
+    LARDER_LAST_PAD = 3    /* whole batches, filled up from the beginning of the epoch; batch.valid says how many count */
 };
 
 struct larder_loader_options {
@@ -450,9 +459,23 @@ struct larder_loader_options {
     larder_notice_fn *waiting; /* (user, "batch 4102 of epoch 3", "64 GETs in flight, 61 retries (503), ..."): from the calling thread; may
                                * be NULL */
     void *user;
-    uint32_t rank;            /* of this process in messages */
+    uint32_t rank, world;     /* this process among those that share the epochs; world 0: 1. batch_size is per rank; a global batch is
+                               * world x batch_size positions of the order, of which a rank has a contiguous slice. */
+    int last;                 /* enum larder_last */
+    uint64_t epoch_size;      /* samples an epoch; epochs then walk on through the permutations; 0: all */
+    uint64_t block_samples;   /* LARDER_SHUFFLE_BLOCK: neighbours that stay in one window; 0: 1,024 */
+    uint64_t window_blocks;   /* ... that are shuffled together; 0: 16 */
+    const uint8_t *filter;    /* [(samples + 7) / 8]: bit i of byte i / 8 is set when ordinal i takes part; NULL: all do. This and the
+                               * three below are copied: larder_loader_stats.order_bytes. */
+    const double *weights;    /* [samples, members of the filter, or n_order]: each position is drawn by weight, independently; NULL: none */
+    const uint64_t *order;    /* [n_order]: the caller's own order of ordinals, before the shuffle (give SHUFFLE_NONE to keep it); NULL:
+                               * all in turn. Not with filter. */
+    uint64_t n_order;
+    int order_is_ranks;       /* 1: order is this rank's own, and not cut into slices; world is 1 then */
+    const char *state;        /* what larder_loader_state() gave: goes on there, instead of at `epoch`; NULL: no */
 };
-#define LARDER_LOADER_OPTIONS_INIT {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0}
+#define LARDER_LOADER_OPTIONS_INIT \
+    {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, NULL}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
  * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
@@ -473,6 +496,7 @@ struct larder_batch {
     const uint64_t *ordinals;            /* [n] */
     const struct larder_value *values;   /* [n][n_fields], sample-major */
     void *owner;                         /* private */
+    uint32_t valid;                      /* of the n, the first so many: the others fill the batch up (LARDER_LAST_PAD) */
 };
 
 /* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).
@@ -509,14 +533,22 @@ int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estima
 struct larder_loader_stats {
     size_t struct_size;
     uint64_t epoch;
-    uint64_t samples, batches;
+    uint64_t samples, batches; /* of this rank; samples that only fill up are not counted */
     uint64_t bytes;        /* of the fields delivered */
     uint64_t seconds_ns;   /* wall time */
     uint64_t fetch_stall_ns; /* the consumer waited for bytes (CoorDL 3) */
     uint64_t prep_stall_ns;  /* the consumer waited for decoding (CoorDL 3) */
     struct larder_tier_stats origin;
     struct larder_tier_stats dram, nvme; /* all 0 where the dataset has no such tier */
+    uint64_t order_bytes;  /* of memory that filter, weights and the caller's order take */
 };
+
+/* Where the run stands, counting every batch that larder_loader_next() gave, as text (JSON, NUL-terminated, less than
+ * LARDER_STATE_MAX bytes) into text[cap]. The same on every rank, and independent of world and batch size: goes on with others by
+ * larder_loader_options.state, which refuses another dataset, lineage, number of samples, seed or order, naming both values.
+ * EINVAL (cap too small), ENOMEM, EFORK. */
+#define LARDER_STATE_MAX 512
+int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err);
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */
 int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_stats *stats,

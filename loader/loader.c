@@ -13,12 +13,21 @@
 #include <unistd.h>
 
 #define BATCH_SIZE_DEFAULT 256
+#define BLOCK_SAMPLES 1024 /* of a block shuffle: 16 such blocks are 16,384 samples, a few seconds of training */
+#define WINDOW_BLOCKS 16
 #define STAGING_DEFAULT (256 * MIB)
 
 struct larder_loader {
     struct stage *stage;
     pid_t pid;
-    uint64_t batches;             /* of an epoch */
+    struct order order;
+    struct subset *subset;        /* owned, as the two below, by the order */
+    struct alias *alias;
+    uint64_t *list;
+    struct slicing slicing;
+    const struct manifest *manifest;
+    uint64_t batches;             /* of the epoch that runs or comes next */
+    uint64_t position;            /* where that epoch began: 0 but after a resume */
     uint64_t epoch, last_epoch;   /* last_epoch: the one after the last; epoch == last_epoch is the end */
     bool endless;
     uint64_t number;              /* of the next batch */
@@ -45,8 +54,18 @@ static size_t staging_default(void)
 
 static int options_check(struct larder_loader_options *o, struct larder_error *err)
 {
-    if (o->shuffle != LARDER_SHUFFLE_FULL && o->shuffle != LARDER_SHUFFLE_NONE)
+    if (o->shuffle < LARDER_SHUFFLE_FULL || o->shuffle > LARDER_SHUFFLE_BLOCK)
         return err_set(err, LARDER_EINVAL, "larder_loader_options.shuffle: %d is no enum larder_shuffle", o->shuffle);
+    if (o->last < LARDER_LAST_AUTO || o->last > LARDER_LAST_PAD)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.last: %d is no enum larder_last", o->last);
+    if (!o->world)
+        o->world = 1;
+    if (o->rank >= o->world)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options: rank %u of %u: ranks begin at 0", o->rank, o->world);
+    if (o->filter && o->order)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options: filter and order exclude each other: leave out of order what is not wanted");
+    if (o->order_is_ranks && !o->order)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options: order_is_ranks without an order");
     if (o->queue_depth > 4096)
         return err_set(err, LARDER_EINVAL, "larder_loader_options.queue_depth: %u is more than 4096", o->queue_depth);
     if (o->epochs > UINT64_MAX - o->epoch)
@@ -59,6 +78,101 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
     if (!o->staging_bytes)
         o->staging_bytes = staging_default();
     return 0;
+}
+
+/* The order that the options describe; ld owns its parts. */
+static int order_take(struct larder_loader *ld, const struct larder_loader_options *o, uint64_t samples, struct larder_error *err)
+{
+    struct order *r = &ld->order;
+    int rc = LARDER_OK;
+
+    *r = (struct order){.n = samples, .seed = o->seed, .shuffle = o->shuffle, .epoch_size = o->epoch_size,
+                        .block = o->block_samples ? o->block_samples : BLOCK_SAMPLES,
+                        .window = o->window_blocks ? o->window_blocks : WINDOW_BLOCKS};
+    if (o->filter) {
+        rc = subset_new(o->filter, samples, &ld->subset, err);
+        r->subset = ld->subset;
+        r->n = rc ? 0 : ld->subset->members;
+    }
+    for (uint64_t i = 0; o->order && i < o->n_order; i++)
+        if (o->order[i] >= samples)
+            return err_set(err, LARDER_ENOTFOUND, "larder_loader_options.order[%llu]: ordinal %llu of %llu", (unsigned long long)i,
+                           (unsigned long long)o->order[i], (unsigned long long)samples);
+    if (o->order) {
+        ld->list = bytes_dup(o->order, o->n_order * sizeof(*o->order));
+        if (!ld->list)
+            return err_nomem(err, o->n_order * sizeof(*o->order), "an order");
+        r->list = ld->list;
+        r->n = o->n_order;
+    }
+    if (!rc && o->weights && r->n) {
+        rc = alias_new(o->weights, r->n, &ld->alias, err);
+        r->alias = ld->alias;
+    }
+    if (!rc && r->n == 0)
+        r->epoch_size = 0; /* of nothing there is nothing */
+    r->block = MIN(r->block, MAX(r->n, (uint64_t)1)); /* more makes no difference */
+    r->window = MIN(r->window, MAX(r->n, (uint64_t)1));
+    ld->stats.order_bytes = (ld->subset ? subset_bytes(ld->subset) : 0) + (ld->alias ? r->n * sizeof(struct alias_entry) : 0) +
+                            (ld->list ? r->n * sizeof(*ld->list) : 0);
+    return rc;
+}
+
+static int slicing_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
+{
+    uint32_t world = o->order_is_ranks ? 1 : o->world, rank = o->order_is_ranks ? 0 : o->rank;
+    uint64_t length = order_length(&ld->order), g = (uint64_t)o->batch_size * world;
+    int last = o->last;
+
+    if (last == LARDER_LAST_AUTO)
+        last = world == 1 ? LARDER_LAST_SHORT : o->shuffle == LARDER_SHUFFLE_NONE ? LARDER_LAST_PAD : LARDER_LAST_DROP;
+    ld->slicing = (struct slicing){o->batch_size, world, rank, last};
+    if (last == LARDER_LAST_DROP && length > 0 && length < g)
+        return err_set(err, LARDER_EINVAL, "an epoch of %llu samples has no whole batch of %llu (batch_size %u x world %u), and last is to be "
+                       "dropped: lower batch_size, or ask for LARDER_LAST_SHORT or _PAD", (unsigned long long)length, (unsigned long long)g,
+                       o->batch_size, world);
+    return LARDER_OK;
+}
+
+/* What the state of this loader has whatever comes. */
+static struct state state_now(const struct larder_loader *ld)
+{
+    struct state s = {.generation = ld->manifest->generation, .samples = ld->manifest->samples, .seed = ld->order.seed,
+                      .order = order_digest(&ld->order), .epoch = ld->epoch, .position = 0};
+
+    memcpy(s.uuid, ld->manifest->uuid, 16);
+    memcpy(s.lineage, ld->manifest->lineage, 16);
+    return s;
+}
+
+static int state_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
+{
+    struct state saved, now = state_now(ld);
+    int rc;
+
+    if (!o->state)
+        return LARDER_OK;
+    rc = state_decode(o->state, strlen(o->state), &saved, err);
+    if (!rc)
+        rc = state_check(&saved, &now, order_length(&ld->order), err);
+    if (rc)
+        return rc;
+    if (saved.epoch < o->epoch || (o->epochs && saved.epoch > o->epoch + o->epochs))
+        return err_set(err, LARDER_EINVAL, "the state stands in epoch %llu; these are %llu epochs from %llu on", (unsigned long long)saved.epoch,
+                       (unsigned long long)o->epochs, (unsigned long long)o->epoch);
+    ld->position = saved.position;
+    if (o->epochs && saved.epoch == o->epoch + o->epochs)
+        ld->position = order_length(&ld->order); /* all is done */
+    ld->epoch = saved.epoch;
+    return LARDER_OK;
+}
+
+static void loader_free(struct larder_loader *ld)
+{
+    subset_free(ld->subset);
+    alias_free(ld->alias);
+    free(ld->list);
+    free(ld);
 }
 
 int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_options *opts, struct larder_loader **out,
@@ -82,22 +196,34 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     ld = calloc(1, sizeof(*ld));
     if (!ld)
         return err_nomem(err, sizeof(*ld), "loader");
-    so.store = ds->store;
-    so.tiers = ds->tiers;
-    so.order = (struct order){ds->manifest->samples, o.seed, o.shuffle};
-    so.batch_size = o.batch_size;
-    so.epoch = o.epoch;
-    so.epochs = o.epochs;
-    so.queue_depth = o.queue_depth;
-    so.staging_bytes = o.staging_bytes;
     ld->pid = getpid();
-    ld->batches = order_batches(&so.order, o.batch_size);
-    ld->epoch = ld->stats.epoch = o.epoch;
+    ld->manifest = ds->manifest;
+    ld->epoch = o.epoch;
     ld->last_epoch = o.epoch + o.epochs;
     ld->endless = o.epochs == 0;
+    rc = order_take(ld, &o, ds->manifest->samples, err);
+    if (!rc)
+        rc = slicing_take(ld, &o, err);
+    if (!rc)
+        rc = state_take(ld, &o, err);
+    if (rc) {
+        loader_free(ld);
+        return rc;
+    }
+    ld->batches = slicing_batches(&ld->slicing, ld->position, order_length(&ld->order));
+    ld->stats.epoch = ld->epoch;
+    so.store = ds->store;
+    so.tiers = ds->tiers;
+    so.order = ld->order;
+    so.slicing = ld->slicing;
+    so.epoch = ld->epoch;
+    so.epochs = ld->endless ? 0 : MAX(ld->last_epoch - ld->epoch, (uint64_t)1);
+    so.position = ld->position;
+    so.queue_depth = o.queue_depth;
+    so.staging_bytes = o.staging_bytes;
     rc = stage_open(&so, &ld->stage, err);
     if (rc) {
-        free(ld);
+        loader_free(ld);
         return rc;
     }
     *out = ld;
@@ -112,13 +238,13 @@ void larder_loader_close(struct larder_loader *ld)
         stage_close(ld->stage);
     else
         stage_abandon(ld->stage);
-    free(ld);
+    loader_free(ld);
 }
 
 /* The first call of an epoch starts its clock. */
 static void epoch_begin(struct larder_loader *ld)
 {
-    ld->stats = (struct larder_loader_stats){.epoch = ld->epoch};
+    ld->stats = (struct larder_loader_stats){.epoch = ld->epoch, .order_bytes = ld->stats.order_bytes};
     ld->begin_ns = now_ns();
 }
 
@@ -127,7 +253,9 @@ static int epoch_end(struct larder_loader *ld)
     ld->stats.seconds_ns = now_ns() - ld->begin_ns;
     ld->begin_ns = 0;
     ld->number = 0;
+    ld->position = 0;
     ld->epoch++;
+    ld->batches = slicing_batches(&ld->slicing, 0, order_length(&ld->order));
     return LARDER_END;
 }
 
@@ -143,7 +271,7 @@ static void count(struct larder_loader *ld, const struct larder_batch *b, const 
 {
     struct larder_loader_stats *s = &ld->stats;
 
-    s->samples += b->n;
+    s->samples += b->valid;
     s->batches++;
     s->bytes += cost->bytes;
     s->fetch_stall_ns += cost->fetch_stall_ns;
@@ -182,6 +310,27 @@ void larder_batch_release(const struct larder_batch *batch)
 {
     if (batch)
         stage_release(batch);
+}
+
+int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err)
+{
+    AUTO_BUF struct buf out = BUF_INIT;
+    int rc = loader_check(ld, err);
+
+    if (rc)
+        return rc;
+    if (!text)
+        return err_set(err, LARDER_EINVAL, "larder_loader_state: text is NULL");
+    struct state s = state_now(ld);
+    s.position = MIN(ld->position + ld->number * ld->slicing.batch_size * ld->slicing.world, order_length(&ld->order));
+    rc = state_encode(&s, &out, err);
+    if (rc)
+        return rc;
+    if (out.len >= cap)
+        return err_set(err, LARDER_EINVAL, "larder_loader_state: %zu bytes do not fit into %zu: LARDER_STATE_MAX do", out.len, cap);
+    memcpy(text, out.data, out.len);
+    text[out.len] = '\0';
+    return LARDER_OK;
 }
 
 int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_stats *stats, struct larder_error *err)

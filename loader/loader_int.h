@@ -17,18 +17,56 @@
 
 /* ---- the order of samples (order.c): pure ---- */
 
+/* A filter: a set of ordinals below n with rank and select, one bit and an eighth a sample. */
+struct subset { uint64_t n, members, groups, *bits, *rank; };
+int subset_new(const uint8_t *bits, uint64_t n, struct subset **s, struct larder_error *err); /* bit i of byte i / 8: ordinal i is in */
+void subset_free(struct subset *s);
+uint64_t subset_bytes(const struct subset *s);
+uint64_t subset_select(const struct subset *s, uint64_t k); /* the k-th member; k < members */
+uint64_t subset_rank(const struct subset *s, uint64_t ordinal); /* members before it */
+bool subset_has(const struct subset *s, uint64_t ordinal);
+
+/* Weights: draws in constant time, 8 bytes a sample. */
+struct alias_entry { uint32_t below, other; };
+struct alias { uint64_t n; struct alias_entry *entry; };
+int alias_new(const double *weights, uint64_t n, struct alias **a, struct larder_error *err); /* EINVAL: negative, none above 0 */
+void alias_free(struct alias *a);
+
 /* What an epoch's order depends on: nothing else does. */
 struct order {
-    uint64_t n;    /* samples */
+    uint64_t n;            /* candidates of a pass: samples, members of the filter, entries of the list */
     uint64_t seed;
-    int shuffle;   /* enum larder_shuffle */
+    int shuffle;           /* enum larder_shuffle */
+    uint64_t block, window; /* LARDER_SHUFFLE_BLOCK: candidates a block, blocks a window; 1 or more each */
+    uint64_t epoch_size;   /* 0: n */
+    const uint64_t *list;  /* [n]: the caller's own ordinals; NULL: none */
+    const struct subset *subset;
+    const struct alias *alias; /* over candidates */
 };
-/* Ordinals at positions [first, first + count) of an epoch; first + count <= n. */
+uint64_t order_length(const struct order *o); /* positions in an epoch */
+/* Ordinals at positions [first, first + count) of an epoch; first + count <= order_length. n >= 1. */
 void order_fill(const struct order *o, uint64_t epoch, uint64_t first, size_t count, uint64_t *ordinals);
-/* Batches in an epoch, the last one short. */
-uint64_t order_batches(const struct order *o, uint32_t batch_size);
-/* Batch `number` begins at *position and has so many samples; 0: the epoch has no such batch. */
-uint32_t order_batch(const struct order *o, uint32_t batch_size, uint64_t number, uint64_t *position);
+/* Where in a pass (an epoch, without epoch_size) a sample stands. False: nowhere, or nobody can say (weights, a list). */
+bool order_find(const struct order *o, uint64_t pass, uint64_t ordinal, uint64_t *position);
+
+/* How an epoch is cut into batches, and which part of each is a rank's. */
+struct slicing { uint32_t batch_size, world, rank; int last; /* enum larder_last, not AUTO */ };
+/* Batches of each rank in positions [from, length). */
+uint64_t slicing_batches(const struct slicing *s, uint64_t from, uint64_t length);
+/* A rank's part of a global batch: positions [position, position + n), beyond the epoch's end from its beginning again; the first
+ * `valid` count. n may be 0: the others have what is left. */
+struct slice { uint64_t position; uint32_t n, valid; };
+struct slice slicing_batch(const struct slicing *s, uint64_t from, uint64_t length, uint64_t number);
+void order_slice(const struct order *o, uint64_t epoch, const struct slice *s, uint64_t *ordinals);
+
+/* ---- where a run stands (state.c): pure ---- */
+
+struct state { uint8_t uuid[16], lineage[16]; uint64_t generation, samples, seed, order /* its digest */, epoch, position; };
+uint64_t order_digest(const struct order *o);
+int state_encode(const struct state *s, struct buf *out, struct larder_error *err);
+int state_decode(const char *text, size_t len, struct state *s, struct larder_error *err); /* EINVAL: not one; EVERSION */
+/* EINVAL naming the first thing that differs, with both values; length: of an epoch. generation may differ. */
+int state_check(const struct state *saved, const struct state *now, uint64_t length, struct larder_error *err);
 
 /* ---- memory of reads (block.c) ---- */
 
@@ -97,8 +135,9 @@ struct stage_options {
     struct store *store;
     struct tiers *tiers;
     struct order order;
-    uint32_t batch_size;
+    struct slicing slicing;
     uint64_t epoch, epochs;   /* the first; how many, 0: without end */
+    uint64_t position;        /* where the first one begins */
     uint32_t queue_depth;
     size_t staging_bytes;
 };

@@ -56,7 +56,7 @@ struct stage {
     /* constant once open */
     struct stage_options o;
     uint32_t n_fields, batch_n;  /* samples of a full batch, no more than there are */
-    uint64_t batches;            /* of an epoch */
+    uint64_t batches, first_batches; /* of an epoch; of the first one */
     uint8_t *region;
     unsigned slots_max;
     pthread_t thread;
@@ -220,6 +220,9 @@ static int too_small(const struct stage *st, const struct slot *s, size_t need, 
                    (unsigned long long)s->batch.epoch, s->batch.n, need, st->o.staging_bytes);
 }
 
+static uint64_t epoch_from(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->o.position : 0; }
+static uint64_t epoch_batches(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->first_batches : st->batches; }
+
 /* Plans the next batch of the order into s. */
 static int plan(struct stage *st, struct slot *s, struct larder_error *err)
 {
@@ -229,12 +232,15 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
 
     b->epoch = st->plan_epoch;
     b->number = st->plan_number;
-    b->n = order_batch(&st->o.order, st->o.batch_size, st->plan_number, &b->position);
+    struct slice slice = slicing_batch(&st->o.slicing, epoch_from(st, b->epoch), order_length(&st->o.order), b->number);
+    b->position = slice.position;
+    b->n = slice.n;
+    b->valid = slice.valid;
     b->n_fields = st->n_fields;
     fixed = (size_t)b->n * (sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
     if (fixed > st->o.staging_bytes)
         return too_small(st, s, fixed, err);
-    order_fill(&st->o.order, b->epoch, b->position, b->n, st->ordinals);
+    order_slice(&st->o.order, b->epoch, &slice, st->ordinals);
     rc = tiers_fetch_plan(s->fetch, st->ordinals, b->n, &bytes, err);
     if (rc)
         return rc;
@@ -280,7 +286,7 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
     pthread_mutex_unlock(&st->lock);
 
     st->planned = NULL;
-    if (++st->plan_number == st->batches) {
+    if (++st->plan_number == epoch_batches(st, st->plan_epoch)) {
         st->plan_number = 0;
         st->plan_epoch++;
     }
@@ -586,9 +592,11 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     st->o = *o;
     st->o.staging_bytes = round_down(MIN(o->staging_bytes, SIZE_MAX / 2), STORE_PAGE);
     st->n_fields = store_manifest(o->store)->schema.n;
-    st->batch_n = (uint32_t)MIN((uint64_t)o->batch_size, o->order.n);
-    st->batches = order_batches(&o->order, o->batch_size);
-    st->plan_epoch = o->epoch;
+    uint64_t length = order_length(&o->order);
+    st->batch_n = (uint32_t)MIN((uint64_t)o->slicing.batch_size, o->slicing.last == LARDER_LAST_PAD ? UINT32_MAX : length);
+    st->batches = slicing_batches(&o->slicing, 0, length);
+    st->first_batches = slicing_batches(&o->slicing, o->position, length);
+    st->plan_epoch = o->epoch + (st->first_batches == 0); /* it went on at the very end of one */
     st->fail_seq = UINT64_MAX;
     st->pid = getpid();
     rc = allocate(st, err);

@@ -286,6 +286,168 @@ TEST(statistics_of_epochs)
     larder_dataset_close(ds);
 }
 
+struct run { uint32_t world, batch_size; int last; uint64_t epoch_size; int shuffle; const uint8_t *filter; };
+
+static struct larder_loader *open_rank(struct larder_dataset *ds, const struct run *r, uint32_t rank, const char *state)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_loader *ld;
+    struct larder_error err;
+
+    o.batch_size = r->batch_size;
+    o.seed = 23;
+    o.epochs = 4;
+    o.rank = rank;
+    o.world = r->world;
+    o.last = r->last;
+    o.epoch_size = r->epoch_size;
+    o.shuffle = r->shuffle;
+    o.block_samples = 50;
+    o.window_blocks = 3;
+    o.filter = r->filter;
+    o.state = state;
+    REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err);
+    return ld;
+}
+
+/* The next `batches` batches of a rank (UINT64_MAX: to the end of the last epoch): counts each valid sample of each epoch. */
+static void count_batches(struct larder_loader *ld, uint64_t batches, uint32_t (*count)[1000])
+{
+    const struct larder_batch *b;
+    struct larder_error err;
+    int rc = 0, ends = 0;
+
+    for (uint64_t i = 0; i < batches && ends < 2;) {
+        rc = larder_loader_next(ld, &b, &err);
+        if (rc == LARDER_END) { /* of an epoch; twice in a row: of all */
+            ends++;
+            continue;
+        }
+        REQUIRE_OK(rc, &err);
+        ends = 0;
+        for (uint32_t k = 0; k < b->n; k++)
+            CHECK(sample_is(&spec, b->ordinals[k], b->values + (size_t)k * b->n_fields));
+        for (uint32_t k = 0; k < b->valid; k++)
+            count[b->epoch][b->ordinals[k]]++;
+        larder_batch_release(b);
+        i++;
+    }
+}
+
+TEST(ranks_deliver_each_sample_once_an_epoch)
+{
+    static const struct run runs[] = {{3, 7, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL}, {8, 30, LARDER_LAST_PAD, 0, LARDER_SHUFFLE_BLOCK, NULL},
+                                      {64, 32, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL}, {2, 500, LARDER_LAST_DROP, 0, LARDER_SHUFFLE_BLOCK, NULL}};
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+
+    for (size_t k = 0; k < ARRAY_LEN(runs); k++) {
+        uint32_t (*count)[1000] = calloc(4, sizeof(*count));
+        for (uint32_t rank = 0; rank < runs[k].world; rank++) {
+            struct larder_loader *ld = open_rank(ds, &runs[k], rank, NULL);
+            count_batches(ld, UINT64_MAX, count);
+            larder_loader_close(ld);
+        }
+        for (int e = 0; e < 4; e++)
+            for (uint64_t i = 0; i < spec.n; i++)
+                CHECK_EQ(count[e][i], 1);
+        free(count);
+    }
+    larder_dataset_close(ds);
+}
+
+/* Stop anywhere, go on with another world and batch size, and again with a third: nothing twice, nothing left out. */
+TEST(a_run_goes_on_at_another_world_size)
+{
+    static const struct run runs[3] = {{4, 10, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL}, {2, 33, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL},
+                                       {1, 256, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL}};
+    static const uint64_t batches[3][2] = {{0, 0}, {7, 11}, {25, 30}}; /* before the first and the second change */
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+
+    for (size_t k = 0; k < ARRAY_LEN(batches); k++) {
+        char state[LARDER_STATE_MAX] = "", text[LARDER_STATE_MAX];
+        uint32_t (*count)[1000] = calloc(4, sizeof(*count));
+        for (int part = 0; part < 3; part++) {
+            for (uint32_t rank = 0; rank < runs[part].world; rank++) {
+                struct larder_loader *ld = open_rank(ds, &runs[part], rank, part ? state : NULL);
+                struct larder_error err;
+                count_batches(ld, part < 2 ? batches[k][part] : UINT64_MAX, count);
+                REQUIRE_OK(larder_loader_state(ld, text, sizeof(text), &err), &err);
+                larder_loader_close(ld);
+            }
+            memcpy(state, text, sizeof(state));
+        }
+        for (int e = 0; e < 4; e++)
+            for (uint64_t i = 0; i < spec.n; i++)
+                CHECK_EQ(count[e][i], 1);
+        struct larder_loader *ld = open_rank(ds, &runs[0], 1, state); /* at the very end there is nothing */
+        const struct larder_batch *b;
+        CHECK_EQ(larder_loader_next(ld, &b, NULL), LARDER_END);
+        larder_loader_close(ld);
+        free(count);
+    }
+    larder_dataset_close(ds);
+}
+
+TEST(filters_and_epoch_sizes)
+{
+    uint8_t filter[125] = {0};
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    uint32_t (*count)[1000] = calloc(4, sizeof(*count));
+
+    for (uint64_t i = 0; i < spec.n; i += 3)
+        filter[i / 8] |= (uint8_t)(1u << i % 8);
+    struct run r = {2, 10, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, filter};
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct larder_loader *ld = open_rank(ds, &r, rank, NULL);
+        count_batches(ld, UINT64_MAX, count);
+        struct larder_loader_stats s = {.struct_size = sizeof(s)};
+        CHECK_EQ(larder_loader_stats(ld, &s, NULL), LARDER_OK);
+        CHECK(s.order_bytes > 125 && s.order_bytes < 300);
+        larder_loader_close(ld);
+    }
+    for (uint64_t i = 0; i < spec.n; i++)
+        CHECK_EQ(count[2][i], i % 3 == 0);
+    memset(count, 0, 4 * sizeof(*count));
+    r = (struct run){1, 64, LARDER_LAST_SHORT, 250, LARDER_SHUFFLE_FULL, NULL}; /* four epochs are one pass */
+    struct larder_loader *ld = open_rank(ds, &r, 0, NULL);
+    count_batches(ld, UINT64_MAX, count);
+    larder_loader_close(ld);
+    for (uint64_t i = 0; i < spec.n; i++)
+        CHECK_EQ(count[0][i] + count[1][i] + count[2][i] + count[3][i], 1);
+    free(count);
+    larder_dataset_close(ds);
+}
+
+TEST(states_and_ranks_that_do_not_fit_are_refused)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    struct larder_loader *ld;
+    struct larder_error err;
+    char state[LARDER_STATE_MAX];
+
+    REQUIRE_OK(larder_loader_open(ds, NULL, &ld, &err), &err);
+    CHECK_ERR(larder_loader_state(ld, state, 20, &err), LARDER_EINVAL, &err);
+    REQUIRE_OK(larder_loader_state(ld, state, sizeof(state), &err), &err);
+    larder_loader_close(ld);
+    o.state = state;
+    o.seed = 5;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "another seed: 0 then, 5 now"));
+    o.state = NULL;
+    o.rank = o.world = 2;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_EINVAL, &err);
+    o.rank = 1;
+    o.batch_size = 501;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "no whole batch of 1002"));
+    uint64_t order[2] = {3, 1000};
+    o.order = order;
+    o.n_order = 2;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_ENOTFOUND, &err);
+    larder_dataset_close(ds);
+}
+
 TEST(bad_options_are_named)
 {
     struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;

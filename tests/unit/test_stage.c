@@ -25,7 +25,8 @@ static void rig_open(struct rig *r, const char *dir, const struct dataset_spec *
     REQUIRE_OK(io_file_open(dir, false, 0, &r->io, &err), &err);
     REQUIRE_OK(store_open(r->io, &so, &r->store, &err), &err);
     REQUIRE_OK(tiers_open(r->store, &to, &r->tiers, &err), &err);
-    r->o = (struct stage_options){r->store, r->tiers, {d->n, 11, LARDER_SHUFFLE_FULL}, batch_size, 0, 0, 16, staging};
+    r->o = (struct stage_options){r->store, r->tiers, {.n = d->n, .seed = 11},
+                                  .slicing = {batch_size, 1, 0, LARDER_LAST_SHORT}, .queue_depth = 16, .staging_bytes = staging};
 }
 
 static void rig_start(struct rig *r)
@@ -49,8 +50,9 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
     const struct larder_batch *b = NULL;
     struct larder_error err = {0};
     struct stage_cost cost;
-    uint64_t position, want[1024], bytes = 0;
-    uint32_t n = order_batch(&r->o.order, r->o.batch_size, number, &position);
+    struct slice slice = slicing_batch(&r->o.slicing, 0, r->o.order.n, number);
+    uint64_t position = slice.position, want[1024], bytes = 0;
+    uint32_t n = slice.n;
 
     REQUIRE_OK(stage_next(r->stage, &b, &cost, &err), &err);
     CHECK_EQ(b->epoch, epoch);
@@ -79,7 +81,7 @@ static void epochs(const struct dataset_spec *d, uint32_t batch_size, size_t sta
     rig_open(&r, dataset_make(d), d, batch_size, staging);
     rig_start(&r);
     for (uint64_t e = 0; e < 3; e++)
-        for (uint64_t b = 0; b < order_batches(&r.o.order, batch_size); b++)
+        for (uint64_t b = 0; b < slicing_batches(&r.o.slicing, 0, r.o.order.n); b++)
             stage_release(take(&r, d, e, b));
     rig_close(&r);
 }
