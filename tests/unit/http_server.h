@@ -70,6 +70,7 @@ struct server_conn {
 struct server {
     void (*handle)(struct server *s, const struct request *q, struct answer *a); /* on the server's thread */
     void *user;
+    pthread_mutex_t lock;  /* held around handle: the test takes it where it changes what handle reads */
     const uint8_t *object; /* server_object's */
     size_t object_len;
     const char *etag;
@@ -203,7 +204,9 @@ static inline void server_request(struct server *s, struct server_conn *c)
     q.nr_on_conn = c->requests++;
     sscanf(head, "%11s %2047s", q.method, q.path);
     c->a = (struct answer){.status = 200, .announced = SIZE_MAX, .send = SIZE_MAX, .send_body = SIZE_MAX};
+    pthread_mutex_lock(&s->lock);
     s->handle(s, &q, &c->a);
+    pthread_mutex_unlock(&s->lock);
     struct answer *a = &c->a;
     char length[64] = "";
     if (!a->no_length)
@@ -335,6 +338,7 @@ TEST_UNUSED static void server_start(struct server *s)
 {
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(a);
+    pthread_mutex_init(&s->lock, NULL);
     for (size_t i = 0; i < SERVER_CONNS_MAX; i++)
         s->conns[i].fd = -1;
     s->listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);

@@ -40,6 +40,13 @@ struct script {
     bool has_stored, lose_answers; /* carried out, and then the connection breaks */
     char query[256];            /* of the last request */
     char head[4096];
+    int status;                 /* if set, of all answers, */
+    const char *headers, *xml;  /* with these */
+    const char *keys[4];        /* what the container's endpoint gives out, in turn; NULL: it hangs */
+    atomic_uint keys_given;
+    unsigned slow_first;        /* the first so many requests of /slow hang */
+    atomic_uint slow;
+    unsigned delay_percent, delay_ms;
 };
 
 static const char garbage[] = "220 mail.example.org ESMTP\r\n";
@@ -142,9 +149,23 @@ static void put(struct script *x, const struct request *q, struct answer *a)
         a->send = 0, a->then = THEN_RESET;
 }
 
+static void give_key(struct script *x, struct answer *a)
+{
+    unsigned n = atomic_fetch_add(&x->keys_given, 1);
+    const char *key = n < ARRAY_LEN(x->keys) ? x->keys[n] : NULL;
+    if (key)
+        a->body = key, a->len = strlen(key);
+    else
+        a->send = 0, a->then = THEN_HANG;
+}
+
 static void handle(struct server *s, const struct request *q, struct answer *a)
 {
     struct script *x = s->user;
+    if (strcmp(q->path, "/creds") == 0) {
+        give_key(x, a);
+        return;
+    }
     const char *query = strchr(q->path, '?');
     snprintf(x->query, sizeof(x->query), "%.255s", query ? query + 1 : "");
     snprintf(x->head, sizeof(x->head), "%s", q->head);
@@ -153,6 +174,14 @@ static void handle(struct server *s, const struct request *q, struct answer *a)
         f = (enum fault)(1 + rng_below(&x->seed, FAULTS - 1));
     if (refuse(x, q, a))
         return;
+    if (x->status) {
+        a->status = x->status;
+        a->body = x->xml;
+        a->len = x->xml && strcmp(q->method, "HEAD") != 0 ? strlen(x->xml) : 0;
+        if (x->headers)
+            answer_header(a, "%s", x->headers);
+        return;
+    }
     if (strcmp(q->method, "PUT") == 0)
         put(x, q, a);
     else if (x->has_stored)
@@ -162,9 +191,13 @@ static void handle(struct server *s, const struct request *q, struct answer *a)
     if (f != FINE)
         atomic_fetch_add(&x->faults, 1);
     play(f, q, a);
+    if (strstr(q->path, "slow") && atomic_fetch_add(&x->slow, 1) < x->slow_first)
+        a->send = 0, a->then = THEN_HANG;
+    if (x->delay_percent && rng_below(&x->seed, 100) < x->delay_percent)
+        a->delay_ms = x->delay_ms;
 }
 
-struct world { struct server s; struct script x; struct remote *r; char uri[128], endpoint[128]; };
+struct world { struct server s; struct script x; struct remote *r; bool container; char uri[128], endpoint[128]; };
 
 static void world_open(struct world *w, const char *uri, struct larder_remote_options o)
 {
@@ -183,6 +216,14 @@ static void world_open(struct world *w, const char *uri, struct larder_remote_op
     w->s.etag = "\"e1\"";
     server_start(&w->s);
     snprintf(w->endpoint, sizeof(w->endpoint), "http://127.0.0.1:%d", w->s.port);
+    unsetenv("AWS_CONTAINER_CREDENTIALS_FULL_URI");
+    if (w->container) {
+        char full[160];
+        snprintf(full, sizeof(full), "%s/creds", w->endpoint);
+        setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", full, 1);
+        unsetenv("AWS_ACCESS_KEY_ID");
+        unsetenv("AWS_SECRET_ACCESS_KEY");
+    }
     snprintf(w->uri, sizeof(w->uri), "%s%s", uri, strncmp(uri, "s3://", 5) == 0 ? "" : w->endpoint + strlen("http://"));
     o.struct_size = sizeof(o);
     if (strncmp(uri, "s3://", 5) == 0)
@@ -413,25 +454,26 @@ TEST(each_fault_stays)
 {
     uint8_t *buf = malloc(100000);
     for (enum fault f = SHORT_BODY; f < FAULTS; f++) {
+        unsigned tries = f == FULL_200 ? 3 : 2;
         struct world w = {.x = {.times = UINT32_MAX, .fault = f}};
         struct remote_request q;
         struct larder_remote_stats st;
-        world_open(&w, f % 2 ? "s3://bkt/p" : "http://", (struct larder_remote_options){.stall_timeout_ms = 200, .tries_max = 3});
+        world_open(&w, f % 2 ? "s3://bkt/p" : "http://", (struct larder_remote_options){.stall_timeout_ms = 200, .tries_max = tries});
         CHECK_EQ(get(&w, &q, 3, 100000, buf), LARDER_EREMOTE);
-        CHECK_EQ(q.tries, 3);
+        CHECK_EQ(q.tries, tries);
         CHECK(strstr(q.error.message, "shards/a b+c.shard: ") && strncmp(q.error.message, f % 2 ? "s3://bkt/p/" : "http://127", 10) == 0);
         if (f == FULL_200)
             CHECK(strstr(q.error.message, "does not do ranges"));
         else
-            CHECK(strstr(q.error.message, "given up after 3 tries in ") && strstr(q.error.message, "; last: "));
+            CHECK(strstr(q.error.message, "given up after 2 tries in ") && strstr(q.error.message, "; last: "));
         if (f == SLOW_DOWN) {
-            CHECK(strstr(q.error.message, "(3 429/503); last: 503 SlowDown"));
+            CHECK(strstr(q.error.message, "(2 429/503); last: 503 SlowDown"));
             CHECK_EQ(q.error.http_status, 503);
         }
         remote_stats(w.r, &st);
-        CHECK_EQ(st.requests, 3);
+        CHECK_EQ(st.requests, tries);
         CHECK_EQ(st.failed, 1);
-        expect_retries(&st, f, 2);
+        expect_retries(&st, f, tries - 1);
         world_close(&w);
     }
     free(buf);
@@ -448,7 +490,9 @@ TEST(deadline)
     CHECK(strstr(q.error.message, "given up after 1 try in 0.") && strstr(q.error.message, "no answer in time"));
     CHECK(q.end_ns - q.begin_ns >= 300000000u);
     /* one that would pass in a back-off ends at once */
+    pthread_mutex_lock(&w.s.lock);
     w.x.fault = SLOW_DOWN;
+    pthread_mutex_unlock(&w.s.lock);
     q = (struct remote_request){.name = "x", .ranged = true, .len = 10, .buf = buf, .deadline_ns = now_ns() + 2000};
     CHECK_EQ(remote_run(w.r, &q, 1, &err), LARDER_ETIMEOUT);
     world_close(&w);
@@ -479,6 +523,467 @@ TEST(many_with_faults)
     world_close(&w);
     free(q);
     free(buf);
+}
+
+/* ---- errors that say what to check ---- */
+
+static struct larder_error refusal(int status, const char *headers, const char *xml, struct larder_remote_options o, enum http_method method)
+{
+    struct world w = {.x = {.status = status, .headers = headers, .xml = xml}};
+    uint8_t buf[10];
+    struct larder_error err = {0};
+    struct larder_remote_stats st;
+    struct remote_request q = {.method = method, .name = "larder.json", .ranged = method == HTTP_GET, .len = 10, .buf = buf};
+    world_open(&w, "s3://bkt/train", o);
+    CHECK(remote_run(w.r, &q, 1, &err) != LARDER_OK);
+    CHECK_EQ(err.http_status, status);
+    CHECK(!strstr(err.message, "very-secret") && !strstr(err.message, "Signature="));
+    remote_stats(w.r, &st);
+    CHECK_EQ(st.retries, 0);
+    CHECK_EQ(st.requests, 1);
+    world_close(&w);
+    return err;
+}
+
+TEST(errors_say_what_to_check)
+{
+#define XML(code, more) "<?xml version=\"1.0\"?>\n<Error><Code>" code "</Code><Message>The words of the server.</Message>" more "</Error>"
+    static const char denied[] = "s3://bkt/train/larder.json: 403 AccessDenied, credentials from environment, region us-east-1; "
+                                 "check that they may read here and that it exists";
+    struct larder_remote_options o = {0}, anonymous = {.anonymous = 1};
+    struct larder_error e = refusal(403, NULL, XML("AccessDenied", ""), o, HTTP_GET);
+    CHECK_EQ(e.code, LARDER_EREMOTE);
+    CHECK_STR(e.message, denied);
+    e = refusal(403, NULL, XML("AccessDenied", ""), anonymous, HTTP_GET);
+    CHECK(strstr(e.message, "not signed (anonymous), region us-east-1"));
+    e = refusal(403, "x-amz-bucket-region: eu-west-1", NULL, o, HTTP_HEAD);
+    CHECK_STR(e.message, "s3://bkt/train/larder.json: 403, credentials from environment, region us-east-1; bucket is in eu-west-1: "
+                         "set AWS_REGION");
+    e = refusal(301, "x-amz-bucket-region: eu-west-1", XML("PermanentRedirect", "<Endpoint>bkt.s3.eu-west-1.amazonaws.com</Endpoint>"), o, HTTP_GET);
+    CHECK_EQ(e.code, LARDER_EREMOTE);
+    CHECK(strstr(e.message, "bucket is in eu-west-1: set AWS_REGION"));
+    e = refusal(400, NULL, XML("AuthorizationHeaderMalformed", "<Region>ap-south-1</Region>"), o, HTTP_GET);
+    CHECK(strstr(e.message, "bucket is in ap-south-1: set AWS_REGION"));
+    e = refusal(307, "Location: https://elsewhere.example/x?X-Amz-Signature=abc", XML("TemporaryRedirect", ""), o, HTTP_GET);
+    CHECK(strstr(e.message, "moved to https://elsewhere.example/x: check") && !strstr(e.message, "X-Amz"));
+    e = refusal(403, NULL, XML("SignatureDoesNotMatch", "<StringToSign>very-secret-indeed</StringToSign>"), o, HTTP_GET);
+    CHECK(strstr(e.message, "403 SignatureDoesNotMatch") && strstr(e.message, "secret key does not belong"));
+    e = refusal(403, NULL, XML("InvalidAccessKeyId", ""), o, HTTP_GET); /* of the environment: there is no other to be had */
+    CHECK(strstr(e.message, "does not know the key id"));
+    e = refusal(400, NULL, XML("ExpiredToken", ""), o, HTTP_GET);
+    CHECK(strstr(e.message, "400 ExpiredToken") && strstr(e.message, "the session has expired: get new credentials"));
+    e = refusal(404, NULL, XML("NoSuchKey", ""), o, HTTP_GET);
+    CHECK_EQ(e.code, LARDER_ENOTFOUND);
+    CHECK_STR(e.message, "s3://bkt/train/larder.json: not found (404 NoSuchKey)");
+    e = refusal(404, NULL, XML("NoSuchBucket", ""), o, HTTP_GET);
+    CHECK_EQ(e.code, LARDER_EREMOTE);
+    CHECK(strstr(e.message, "there is no bucket bkt at 127.0.0.1:"));
+    e = refusal(404, NULL, NULL, o, HTTP_HEAD);
+    CHECK_EQ(e.code, LARDER_ENOTFOUND);
+    e = refusal(501, NULL, XML("NotImplemented", ""), o, HTTP_GET);
+    CHECK(strstr(e.message, "501 NotImplemented: The words of the server."));
+    e = refusal(418, NULL, "<html>short and stout", o, HTTP_GET);
+    CHECK(strstr(e.message, "larder.json: 418"));
+    e = refusal(403, NULL, XML("AccessDenied", ""), o, HTTP_DELETE);
+    CHECK(strstr(e.message, "check that they may write here"));
+}
+
+TEST(a_web_server_that_refuses)
+{
+    struct world w = {.x = {.status = 401}};
+    struct remote_request q;
+    uint8_t buf[10];
+    world_open(&w, "http://me:hush@", (struct larder_remote_options){0});
+    CHECK_EQ(get(&w, &q, 0, 10, buf), LARDER_EREMOTE);
+    CHECK(strstr(q.error.message, ": 401, with user and password of the URL: the server") && !strstr(q.error.message, "hush"));
+    CHECK(strstr(w.x.head, "Authorization: Basic bWU6aHVzaA==\r\n"));
+    CHECK(!strstr(remote_uri(w.r), "hush"));
+    pthread_mutex_lock(&w.s.lock);
+    w.x.status = 301, w.x.headers = "Location: https://new.example/data";
+    pthread_mutex_unlock(&w.s.lock);
+    CHECK_EQ(get(&w, &q, 0, 10, buf), LARDER_EREMOTE);
+    CHECK(strstr(q.error.message, "moved to https://new.example/data: use that URL"));
+    world_close(&w);
+}
+
+TEST(long_names_fit)
+{
+    struct world w = {.x = {.status = 403, .xml = XML("AccessDenied", "")}};
+    char name[300];
+    uint8_t buf[1];
+    struct remote_request q = {.name = name, .ranged = true, .len = 1, .buf = buf};
+    struct larder_error err;
+    memset(name, 'n', sizeof(name) - 1);
+    name[299] = 0;
+    world_open(&w, "s3://bkt/a-prefix-that-is-not-short-but-so-long-that-it-fills-most-of-a-message", (struct larder_remote_options){0});
+    CHECK_EQ(remote_run(w.r, &q, 1, &err), LARDER_EREMOTE);
+    CHECK(strstr(err.message, "s3://bkt/a-prefix") && strstr(err.message, "403 AccessDenied, credentials from environment"));
+    world_close(&w);
+}
+
+/* ---- clocks and keys ---- */
+
+TEST(clock_skew_is_corrected)
+{
+    for (int64_t skew = -7200; skew <= 7200; skew += 14400) {
+        struct world w = {.x = {.clock_s = skew}};
+        struct remote_request q;
+        struct larder_remote_stats st;
+        uint8_t buf[10];
+        world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+        CHECK_OK(get(&w, &q, 0, 10, buf), &q.error);
+        CHECK_EQ(q.tries, 2);
+        CHECK_OK(get(&w, &q, 0, 10, buf), &q.error);
+        CHECK_EQ(q.tries, 1);
+        remote_stats(w.r, &st);
+        CHECK_EQ(st.retries_credentials, 1);
+        CHECK_EQ(st.retries, 1);
+        world_close(&w);
+    }
+}
+
+#define KEY(id) "{\"AccessKeyId\":\"" id "\",\"SecretAccessKey\":\"s\",\"Token\":\"tok-" id "\",\"Expiration\":\"2099-01-01T00:00:00Z\"}"
+
+TEST(a_refused_key_is_fetched_anew)
+{
+    enum { N = 10 };
+    struct world w = {.container = true, .x = {.need_auth = "Credential=NEWKEY/", .keys = {KEY("OLDKEY"), KEY("NEWKEY")}}};
+    struct remote_request q[N];
+    struct larder_remote_stats st;
+    struct larder_error err;
+    uint8_t buf[N];
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    for (size_t i = 0; i < N; i++)
+        q[i] = (struct remote_request){.name = "x", .ranged = true, .offset = i, .len = 1, .buf = buf + i};
+    CHECK_OK(remote_run(w.r, q, N, &err), &err);
+    CHECK_MEM(buf, object, N);
+    CHECK(strstr(w.x.head, "x-amz-security-token: tok-NEWKEY\r\n"));
+    remote_stats(w.r, &st);
+    CHECK(st.retries_credentials >= 1 && st.retries_credentials <= N);
+    CHECK_EQ(atomic_load(&w.x.keys_given), 2); /* all wait for one fetch */
+    world_close(&w);
+    /* one that stays refused is an error */
+    w = (struct world){.container = true, .x = {.need_auth = "Credential=NEWKEY/", .keys = {KEY("OLDKEY"), KEY("OLDERKEY"), KEY("KEY")}}};
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    CHECK_EQ(get(&w, &q[0], 0, 1, buf), LARDER_EREMOTE);
+    CHECK(strstr(q[0].error.message, "InvalidAccessKeyId"));
+    CHECK_EQ(q[0].tries, 2);
+    world_close(&w);
+}
+
+/* ---- canceling, closing ---- */
+
+struct gate { pthread_mutex_t lock; pthread_cond_t cond; unsigned n; };
+#define GATE_INIT {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0}
+
+static void gate_add(struct remote_request *q)
+{
+    struct gate *g = q->user;
+    pthread_mutex_lock(&g->lock);
+    g->n++;
+    pthread_cond_broadcast(&g->cond);
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void gate_wait(struct gate *g, unsigned n)
+{
+    pthread_mutex_lock(&g->lock);
+    while (g->n < n)
+        pthread_cond_wait(&g->cond, &g->lock);
+    pthread_mutex_unlock(&g->lock);
+}
+
+TEST(cancel_in_any_state)
+{
+    static const enum fault faults[] = {HANG, STALL_BODY, SLOW_DOWN, FINE};
+    for (size_t i = 0; i < ARRAY_LEN(faults) + 1; i++) {
+        bool parked = i == ARRAY_LEN(faults);
+        struct world w = {.container = parked, .x = {.times = UINT32_MAX, .fault = parked ? FINE : faults[i]}};
+        struct gate g = GATE_INIT;
+        uint8_t *buf = malloc(100000);
+        char state[160];
+        world_open(&w, "s3://bkt/p", (struct larder_remote_options){.tries_max = 1000});
+        struct remote_request q = {.name = "x", .ranged = true, .len = 100000, .buf = buf, .done = gate_add, .user = &g};
+        remote_start(w.r, &q);
+        for (int ms = 0; !parked && atomic_load(&w.s.requests) == 0 && ms < 10000; ms++)
+            usleep(1000);
+        usleep(1000 * (unsigned)(5 * i));
+        remote_state(w.r, state);
+        if (faults[MIN(i, ARRAY_LEN(faults) - 1)] != FINE)
+            CHECK(strncmp(state, "1 GETs in flight", 16) == 0);
+        remote_cancel(w.r, &q);
+        gate_wait(&g, 1);
+        CHECK(q.rc == LARDER_ECANCELED || (!parked && faults[i] == FINE && q.rc == LARDER_OK));
+        CHECK(q.rc != LARDER_ECANCELED || strcmp(q.error.message, "s3://bkt/p/x: canceled") == 0);
+        remote_cancel(w.r, &q); /* over */
+        remote_state(w.r, state);
+        CHECK(strncmp(state, "0 GETs in flight", 16) == 0);
+        world_close(&w);
+        free(buf);
+    }
+}
+
+TEST(close_ends_what_is_in_flight)
+{
+    enum { N = 40 };
+    for (int parked = 0; parked <= 1; parked++) {
+        struct world w = {.container = parked, .x = {.times = UINT32_MAX, .fault = HANG}};
+        struct gate g = GATE_INIT;
+        struct remote_request q[N];
+        uint8_t buf[10];
+        world_open(&w, "s3://bkt/p", (struct larder_remote_options){.requests_max = 8});
+        for (size_t i = 0; i < N; i++) {
+            q[i] = (struct remote_request){.name = "x", .ranged = true, .len = 10, .buf = buf, .done = gate_add, .user = &g,
+                                           .priority = i % 2 ? REMOTE_DEMAND : REMOTE_STREAM};
+            remote_start(w.r, &q[i]);
+        }
+        world_close(&w);
+        CHECK_EQ(g.n, N);
+        for (size_t i = 0; i < N; i++)
+            CHECK_EQ(q[i].rc, LARDER_ECANCELED);
+    }
+}
+
+TEST(streams_leave_room_for_demand)
+{
+    enum { N = 20 };
+    struct world w = {.x = {.slow_first = UINT32_MAX}};
+    struct gate g = GATE_INIT;
+    struct remote_request q[N], urgent;
+    uint8_t buf[10], mine[10];
+    world_open(&w, "http://", (struct larder_remote_options){.requests_max = 4});
+    for (size_t i = 0; i < N; i++) {
+        q[i] = (struct remote_request){.name = "slow", .ranged = true, .len = 10, .buf = buf, .done = gate_add, .user = &g,
+                                       .priority = REMOTE_STREAM};
+        remote_start(w.r, &q[i]);
+    }
+    CHECK_OK(get(&w, &urgent, 0, 10, mine), &urgent.error);
+    CHECK_MEM(mine, object, 10);
+    world_close(&w);
+    CHECK_EQ(g.n, N);
+}
+
+/* ---- creating ---- */
+
+static int create(struct world *w, struct remote_request *q, const char *text)
+{
+    struct larder_error err;
+    *q = (struct remote_request){.method = HTTP_PUT, .name = "larder.json", .create = true, .body = text, .body_len = strlen(text)};
+    return remote_run(w->r, q, 1, &err);
+}
+
+TEST(create_once)
+{
+    struct world w = {.x = {0}};
+    struct remote_request q;
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    CHECK_OK(create(&w, &q, "mine"), &q.error);
+    CHECK(strstr(w.x.head, "if-none-match: *\r\n"));
+    CHECK_EQ(create(&w, &q, "mine"), LARDER_EEXIST); /* no answer got lost: somebody else's, though the same */
+    CHECK_EQ(q.tries, 1);
+    CHECK(strstr(q.error.message, "it is there already"));
+    world_close(&w);
+
+    /* carried out, the answer lost */
+    w = (struct world){.x = {.lose_answers = true}};
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    CHECK_OK(create(&w, &q, "mine"), &q.error);
+    CHECK_EQ(q.tries, 3); /* PUT, PUT, GET to compare */
+    CHECK_EQ(w.x.stored_len, 4);
+    world_close(&w);
+
+    /* not carried out, and then somebody else was first: other bytes, of the same length, shorter, longer */
+    static const char *const others[] = {"his.", "it", "something longer", ""};
+    for (size_t i = 0; i < ARRAY_LEN(others); i++) {
+        w = (struct world){.x = {.stored = (uint8_t *)strdup(others[i]), .stored_len = strlen(others[i]), .has_stored = true,
+                                 .fault = RESET_FIRST, .times = 1}};
+        world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+        CHECK_EQ(create(&w, &q, "mine"), LARDER_EEXIST);
+        CHECK_EQ(q.tries, 3);
+        world_close(&w);
+    }
+    /* an empty object */
+    w = (struct world){.x = {.lose_answers = true}};
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    CHECK_OK(create(&w, &q, ""), &q.error);
+    world_close(&w);
+}
+
+/* ---- hedging ---- */
+
+TEST(hedge_wins)
+{
+    enum { N = 150 };
+    struct world w = {.x = {.slow_first = 1}};
+    struct remote_request q;
+    struct larder_error err;
+    struct larder_remote_stats st;
+    uint8_t buf[1000];
+    world_open(&w, "http://", (struct larder_remote_options){.hedge_percent = 5});
+    for (size_t i = 0; i < N; i++)
+        CHECK_OK(get(&w, &q, i, 1000, buf), &q.error);
+    remote_stats(w.r, &st);
+    uint64_t before = st.hedges;
+    CHECK(before <= N);
+    /* the first request for it hangs until stall_timeout_ms (20 s) */
+    q = (struct remote_request){.name = "slow", .ranged = true, .offset = 5, .len = 1000, .buf = buf};
+    CHECK_OK(remote_run(w.r, &q, 1, &err), &err);
+    CHECK_MEM(buf, object + 5, 1000);
+    CHECK_EQ(q.tries, 1);
+    CHECK_STR(q.etag, "\"e1\"");
+    remote_stats(w.r, &st);
+    CHECK_EQ(st.hedges, before + 1);
+    CHECK(st.hedges_won >= 1);
+    CHECK_EQ(st.retries, 0);
+    /* not for what is large, or ahead of need */
+    atomic_store(&w.x.slow, 0);
+    struct gate g = GATE_INIT;
+    q = (struct remote_request){.name = "slow", .ranged = true, .len = 1000, .buf = buf, .priority = REMOTE_STREAM, .done = gate_add, .user = &g};
+    remote_start(w.r, &q);
+    for (int ms = 0; atomic_load(&w.x.slow) == 0 && ms < 10000; ms++)
+        usleep(1000);
+    usleep(20000);
+    remote_cancel(w.r, &q);
+    gate_wait(&g, 1);
+    CHECK_EQ(q.rc, LARDER_ECANCELED);
+    CHECK_EQ(atomic_load(&w.x.slow), 1);
+    world_close(&w);
+}
+
+TEST(hedges_among_many)
+{
+    enum { N = 200, ROUNDS = 4, LEN = 3000 };
+    struct world w = {.x = {.delay_percent = 20, .delay_ms = 15, .seed = 9, .percent = 3}};
+    struct remote_request *q = calloc(N, sizeof(*q));
+    uint8_t *buf = malloc(N * LEN);
+    struct larder_error err;
+    struct larder_remote_stats st;
+    world_open(&w, "http://", (struct larder_remote_options){.hedge_percent = 20, .loops = 2, .stall_timeout_ms = 400, .tries_max = 30,
+                                                             .requests_max = 256});
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        memset(buf, 0, N * LEN);
+        for (size_t i = 0; i < N; i++)
+            q[i] = (struct remote_request){.name = "o", .ranged = true, .offset = i * 3001, .len = LEN, .buf = buf + i * LEN};
+        CHECK_OK(remote_run(w.r, q, N, &err), &err);
+        for (size_t i = 0; i < N; i++)
+            CHECK_MEM(buf + i * LEN, object + i * 3001, LEN);
+    }
+    remote_stats(w.r, &st);
+    CHECK(st.hedges * 100 <= (N * ROUNDS + 900) * 20);
+    CHECK(st.hedges_won <= st.hedges);
+    CHECK(st.requests >= N * ROUNDS + st.hedges);
+    CHECK_EQ(st.failed, 0);
+    world_close(&w);
+    free(q);
+    free(buf);
+}
+
+/* ---- the budget ---- */
+
+TEST(the_budget_is_shared)
+{
+    enum { N = 64 };
+    struct world w = {.x = {.times = UINT32_MAX, .fault = ERROR_500}};
+    struct remote_request *q = calloc(N, sizeof(*q));
+    struct larder_error err;
+    uint8_t buf[10];
+    world_open(&w, "http://", (struct larder_remote_options){.requests_max = 8, .timeout_ms = 1500, .tries_max = 1000});
+    for (size_t i = 0; i < N; i++)
+        q[i] = (struct remote_request){.name = "x", .ranged = true, .len = 10, .buf = buf};
+    uint64_t begin = now_ns();
+    CHECK_EQ(remote_run(w.r, q, N, &err), LARDER_ETIMEOUT);
+    double s = (double)(now_ns() - begin) / 1e9;
+    CHECK(atomic_load(&w.s.requests) <= N + 100 + 10 * s + 2);
+    for (size_t i = 0; i < N; i++)
+        CHECK_EQ(q[i].rc, LARDER_ETIMEOUT);
+    world_close(&w);
+    free(q);
+}
+
+TEST(damage_counts)
+{
+    struct world w = {.x = {0}};
+    struct larder_remote_stats st;
+    unsigned n = 0;
+    world_open(&w, "http://", (struct larder_remote_options){.requests_max = 8});
+    uint64_t begin = now_ns();
+    while (n < 1000 && remote_damaged(w.r))
+        n++;
+    CHECK(n >= 100 && n <= 101 + 10 * (double)(now_ns() - begin) / 1e9);
+    remote_stats(w.r, &st);
+    CHECK_EQ(st.retries_damaged, n);
+    CHECK_EQ(st.retries, n);
+    world_close(&w);
+}
+
+/* ---- starting again from done ---- */
+
+struct chain { struct gate gate; unsigned left; };
+
+static void on_chain(struct remote_request *q)
+{
+    struct chain *c = q->user;
+    CHECK_EQ(q->rc, LARDER_OK);
+    if (--c->left > 0) {
+        remote_start(q->remote, q);
+        return;
+    }
+    q->user = &c->gate;
+    gate_add(q);
+}
+
+TEST(done_starts_again)
+{
+    struct world w = {.x = {0}};
+    struct chain c = {.gate = GATE_INIT, .left = 30};
+    uint8_t buf[10];
+    world_open(&w, "s3://bkt", (struct larder_remote_options){0});
+    struct remote_request q = {.name = "x", .ranged = true, .len = 10, .buf = buf, .done = on_chain, .user = &c};
+    remote_start(w.r, &q);
+    gate_wait(&c.gate, 1);
+    CHECK_EQ(atomic_load(&w.s.requests), 30);
+    CHECK_EQ(atomic_load(&w.s.accepted), 1);
+    CHECK(strstr(w.x.head, "GET /bkt/x HTTP/1.1\r\n"));
+    world_close(&w);
+}
+
+TEST(forked_child)
+{
+#ifdef __SANITIZE_THREAD__
+    TEST_SKIP("TSan does not follow a fork of threads");
+#endif
+    struct world w = {.x = {0}};
+    struct remote_request q;
+    uint8_t buf[10];
+    world_open(&w, "s3://bkt/p", (struct larder_remote_options){0});
+    CHECK_OK(get(&w, &q, 0, 10, buf), &q.error);
+    pid_t child = fork();
+    if (child == 0) {
+        int rc = get(&w, &q, 0, 10, buf);
+        char state[160];
+        remote_state(w.r, state);
+        remote_close(w.r);
+        _exit(rc == LARDER_EFORK ? 0 : 1);
+    }
+    int status = -1;
+    CHECK_EQ(waitpid(child, &status, 0), child);
+    CHECK_EQ(status, 0);
+    CHECK_OK(get(&w, &q, 0, 10, buf), &q.error);
+    world_close(&w);
+}
+
+TEST(nobody_there)
+{
+    struct remote *r;
+    struct larder_error err;
+    uint8_t buf[10];
+    struct larder_remote_options o = LARDER_REMOTE_OPTIONS_INIT;
+    o.tries_max = 2;
+    CHECK_OK(remote_open("http://127.0.0.1:1/x", &o, &r, &err), &err);
+    struct remote_request q = {.name = "y", .ranged = true, .len = 10, .buf = buf};
+    CHECK_EQ(remote_run(r, &q, 1, &err), LARDER_EREMOTE);
+    CHECK(strstr(err.message, "http://127.0.0.1:1/x/y: given up after 2 tries in 0.") && strstr(err.message, "(2 connection); last: no connection"));
+    remote_close(r);
 }
 
 TEST_MAIN();
