@@ -352,7 +352,7 @@ static int push(struct s3_chain *c, enum s3_source_kind kind, struct s3_source *
 
 static int push_environment(struct s3_chain *c, struct larder_error *err)
 {
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc = push(c, S3_SOURCE_KEY, &s, err);
 
     if (rc)
@@ -364,7 +364,7 @@ static int push_environment(struct s3_chain *c, struct larder_error *err)
 
 static int push_web(struct s3_chain *c, const char *role, const char *session, const char *token_file, struct larder_error *err)
 {
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc = push(c, S3_SOURCE_WEB, &s, err);
 
     if (rc || (rc = dup_text(&s->role_arn, role, err)) || (rc = dup_text(&s->token_file, token_file, err)))
@@ -400,7 +400,7 @@ static bool has_container(void) { return env("AWS_CONTAINER_CREDENTIALS_RELATIVE
 static int push_container(struct s3_chain *c, struct larder_error *err)
 {
     const char *relative = env("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI"), *full = env("AWS_CONTAINER_CREDENTIALS_FULL_URI");
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc = push(c, S3_SOURCE_CONTAINER, &s, err);
 
     if (rc)
@@ -432,7 +432,7 @@ static bool instance_disabled(void)
 static int push_instance(struct s3_chain *c, struct larder_error *err)
 {
     const char *endpoint = env("AWS_EC2_METADATA_SERVICE_ENDPOINT"), *mode = env("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE");
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc = push(c, S3_SOURCE_INSTANCE, &s, err);
 
     if (rc)
@@ -470,7 +470,7 @@ static int push_role(struct s3_chain *c, const struct files *f, const char *prof
     const char *role = lookup(f, profile, "role_arn"), *session = lookup(f, profile, "role_session_name");
     const char *web = lookup(f, profile, "web_identity_token_file"), *from = lookup(f, profile, "source_profile");
     const char *named = lookup(f, profile, "credential_source"), *duration = lookup(f, profile, "duration_seconds");
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc;
 
     if (web)
@@ -498,7 +498,7 @@ static int push_role(struct s3_chain *c, const struct files *f, const char *prof
 /* Pushes what profile says; nothing when it says nothing. */
 static int push_profile(struct s3_chain *c, const struct files *f, const char *profile, bool roles, struct larder_error *err)
 {
-    struct s3_source *s;
+    struct s3_source *s = NULL;
     int rc;
 
     if (roles && lookup(f, profile, "role_arn"))
