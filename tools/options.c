@@ -262,21 +262,21 @@ static const char *option_name(const void *table, size_t i)
 
     while (o[n].name)
         n++;
-    return i < n ? o[i].name : remote_options[i - n].name;
+    return i < n ? o[i].name : remote_option_specs[i - n].name;
 }
 
 /* -------------------------------------------------------------------------------------- getopt */
 
-#define LONG_FIRST 256 /* + row of the verb's table; then those of remote_options; --help is beyond both */
+#define LONG_FIRST 256 /* + row of the verb's table; then those of remote_option_specs; --help is beyond both */
 #define LONG_REMOTE (LONG_FIRST + OPTIONS_MAX)
 #define LONG_HELP (LONG_REMOTE + OPTIONS_MAX)
 
 static const struct option_spec *spec_of(const struct tool *t, int c)
 {
-    return c < LONG_REMOTE ? &t->verb->options[c - LONG_FIRST] : &remote_options[c - LONG_REMOTE];
+    return c < LONG_REMOTE ? &t->verb->options[c - LONG_FIRST] : &remote_option_specs[c - LONG_REMOTE];
 }
 
-/* getopt_long's tables of a verb: remote_options and --help are everybody's. */
+/* getopt_long's tables of a verb: remote_option_specs and --help are everybody's. */
 static void build(const struct option_spec *specs, struct option longs[2 * OPTIONS_MAX + 2],
                   char shorts[2 * OPTIONS_MAX + 4])
 {
@@ -292,8 +292,8 @@ static void build(const struct option_spec *specs, struct option longs[2 * OPTIO
         if (specs[n].arg)
             shorts[k++] = ':';
     }
-    for (int i = 0; remote_options[i].name; i++)
-        longs[n++] = (struct option){remote_options[i].name, remote_options[i].arg ? required_argument : no_argument, NULL,
+    for (int i = 0; remote_option_specs[i].name; i++)
+        longs[n++] = (struct option){remote_option_specs[i].name, remote_option_specs[i].arg ? required_argument : no_argument, NULL,
                                      LONG_REMOTE + i};
     longs[n] = (struct option){"help", no_argument, NULL, LONG_HELP};
     memset(&longs[n + 1], 0, sizeof longs[0]);

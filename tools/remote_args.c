@@ -2,7 +2,7 @@
 /*
  * remote_args.c - the options that say how a bucket or a web server is reached, the same for every verb that takes a dataset.
  *
- * options_next() adds remote_options to the table of such a verb and keeps what it reads in tool->remote, so a verb's own loop never sees
+ * options_next() adds remote_option_specs to the table of such a verb and keeps what it reads in tool->remote, so a verb's own loop never sees
  * them; `larder help remote` lists them. What is not given stays 0 or NULL: the library's default, after the environment and the shared
  * files of AWS's tools.
  */
@@ -15,7 +15,7 @@
 enum { ENDPOINT, REGION, PROFILE, CA_BUNDLE, INSECURE, ANONYMOUS, REQUESTER_PAYS, ADDRESSING, LOOPS, REQUESTS, CONNECT_TIMEOUT,
        STALL_TIMEOUT, TIMEOUT, TRIES, HEDGE, GAP, GET_SIZE, SCRATCH, SCRATCH_SIZE, PRICE_GET, PRICE_PUT, PRICE_GB };
 
-const struct option_spec remote_options[] = {
+const struct option_spec remote_option_specs[] = {
     [ENDPOINT] = {"endpoint", 0, "URL", "AWS_ENDPOINT_URL, AWS", "server with S3's dialect"},
     [REGION] = {"region", 0, "NAME", "AWS_REGION, us-east-1", "where the bucket is"},
     [PROFILE] = {"profile", 0, "NAME", "AWS_PROFILE, default", "of ~/.aws/credentials and ~/.aws/config"},
@@ -51,7 +51,7 @@ static const struct verb remote_topic = {
     .example = "  larder ingest photos/ s3://bucket/photos --region eu-west-1\n"
                "  larder bench s3://bucket/photos --endpoint https://minio.example:9000 --nvme /nvme:200GB\n"
                "  larder ls https://data.example/photos\n",
-    .options = remote_options,
+    .options = remote_option_specs,
 };
 
 void remote_help(FILE *f)

@@ -177,7 +177,7 @@ const char *options_nearest(const char *wrong, const char *(*next)(const void *t
 
 /* ---------------------------------------------------------------------------- remote_args.c */
 
-extern const struct option_spec remote_options[]; /* of every verb, beside its own */
+extern const struct option_spec remote_option_specs[]; /* of every verb, beside its own */
 void option_remote(struct tool *t, int row);      /* a row of them */
 void remote_help(FILE *f);
 int remote_is(const char *uri); /* 1: a bucket or a web server */
