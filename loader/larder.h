@@ -266,13 +266,14 @@ struct larder_remote_options {
     unsigned hedge_percent;     /* the slowest percent of small GETs is asked for a second time, and the first answer taken; 0: none; 20 at most */
     uint64_t gap_bytes;         /* records this near travel in one GET; 0: 256 KiB; UINT64_MAX: never */
     uint64_t get_bytes;         /* a GET's largest size; 0: 8 MiB */
-    const char *scratch;        /* local folder for journals and copies of index files; NULL: LARDER_SCRATCH, XDG_CACHE_HOME/larder,
-                                 * ~/.cache/larder, TMPDIR/larder, /tmp/larder: the first that can be written */
+    const char *scratch;        /* local folder for journals and copies of index files; NULL: LARDER_SCRATCH, else the first that can be
+                                 * written of XDG_CACHE_HOME/larder, ~/.cache/larder, TMPDIR/larder-UID, /tmp/larder-UID */
     uint64_t scratch_bytes;     /* limit of copies of index files in it; 0: 256 MiB */
     double price_get, price_put, price_gb; /* dollars for 1,000 GETs, 1,000 PUTs and LISTs, and 10^9 bytes out: for estimates */
+    int single_writer;          /* 1: nobody else writes this dataset; needed to commit where a server ignores If-None-Match */
 };
 #define LARDER_REMOTE_OPTIONS_INIT \
-    {sizeof(struct larder_remote_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0}
+    {sizeof(struct larder_remote_options), NULL, NULL, NULL, NULL, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, 0, 0, 0}
 
 /* What went over the network for one dataset, since it was opened. */
 struct larder_remote_stats {

@@ -556,6 +556,7 @@ static void decide(struct remote *r, struct call *c)
     struct verdict *v = &c->verdict;
     bool hedged = c->hedge_good && v->kind != VERDICT_OK;
     c->on_loop = true;
+    c->lost |= q->create && q->transfer.retried; /* the dead connection may have carried it */
     q->status = q->transfer.status;
     if (hedged) {
         memcpy(q->buf, c->spare, q->len);

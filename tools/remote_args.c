@@ -13,7 +13,7 @@
 #include "tools/tools.h"
 
 enum { ENDPOINT, REGION, PROFILE, CA_BUNDLE, INSECURE, ANONYMOUS, REQUESTER_PAYS, ADDRESSING, LOOPS, REQUESTS, CONNECT_TIMEOUT,
-       STALL_TIMEOUT, TIMEOUT, TRIES, HEDGE, GAP, GET_SIZE, SCRATCH, SCRATCH_SIZE, PRICE_GET, PRICE_PUT, PRICE_GB };
+       STALL_TIMEOUT, TIMEOUT, TRIES, HEDGE, GAP, GET_SIZE, SCRATCH, SCRATCH_SIZE, PRICE_GET, PRICE_PUT, PRICE_GB, SINGLE_WRITER };
 
 const struct option_spec remote_option_specs[] = {
     [ENDPOINT] = {"endpoint", 0, "URL", "AWS_ENDPOINT_URL, AWS", "server with S3's dialect"},
@@ -38,6 +38,7 @@ const struct option_spec remote_option_specs[] = {
     [PRICE_GET] = {"price-get", 0, "DOLLARS", NULL, "for 1,000 GETs, for estimates"},
     [PRICE_PUT] = {"price-put", 0, "DOLLARS", NULL, "for 1,000 PUTs"},
     [PRICE_GB] = {"price-gb", 0, "DOLLARS", NULL, "for 10^9 bytes that leave the bucket"},
+    [SINGLE_WRITER] = {"single-writer", 0, NULL, NULL, "nobody else writes: for servers that ignore If-None-Match"},
     OPTION_END,
 };
 
@@ -121,5 +122,6 @@ void option_remote(struct tool *t, int row)
     case PRICE_GET: option_dollars(t, &o->price_get); break;
     case PRICE_PUT: option_dollars(t, &o->price_put); break;
     case PRICE_GB: option_dollars(t, &o->price_gb); break;
+    case SINGLE_WRITER: o->single_writer = 1; break;
     }
 }
