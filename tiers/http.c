@@ -653,6 +653,11 @@ static void take_cancels(struct http_loop *l)
         struct http_transfer *t = l->cancels;
         if (t)
             l->cancels = t->cancel_next;
+        if (t && atomic_load(&t->state) == INBOX) { /* started and canceled since take_in */
+            list_remove(&l->inbox, t);
+            atomic_store(&t->state, WAITING);
+            l->n_known++;
+        }
         pthread_mutex_unlock(&l->lock);
         if (!t)
             return;

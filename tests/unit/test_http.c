@@ -306,7 +306,7 @@ TEST(slow_is_not_stalled)
 
 TEST(no_connection)
 {
-    struct http *h = http_with((struct http_options){.connect_ms = 3000});
+    struct http *h = http_with((struct http_options){.connect_ms = 700});
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(a);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0); /* bound, not listening: connects are refused */
@@ -510,6 +510,33 @@ TEST(cancel_anywhere)
     server_stop(&s);
     free(others);
     free(buf);
+}
+
+/* Started and canceled before the loop has seen it: one done, and not two. */
+TEST(cancel_at_once)
+{
+    enum { N = 500 };
+    struct server s = {.handle = server_object, .object = the_object(), .object_len = 100};
+    struct http *h = http_with((struct http_options){.connections = 4});
+    struct http_transfer *t = calloc(N, sizeof(*t));
+    struct gate g = GATE_INIT;
+    char url[256];
+    uint8_t buf[100];
+    server_start(&s);
+    server_url(&s, "/", url);
+    for (size_t i = 0; i < N; i++) {
+        t[i] = (struct http_transfer){.url = url, .done = on_done, .user = &g, .urgent = i % 2};
+        http_start(h, &t[i]);
+        http_cancel(h, &t[i]);
+    }
+    gate_wait(&g, N);
+    struct http_transfer last = {.url = url, .buf = buf, .buf_len = 100};
+    run(h, &last);
+    CHECK_EQ(last.end, HTTP_DONE);
+    http_close(h);
+    CHECK_EQ(g.n, N);
+    server_stop(&s);
+    free(t);
 }
 
 /* Cancels race with ends: each start is answered by one done. */
