@@ -152,7 +152,7 @@ int dataset_check(const struct larder_dataset *ds, struct larder_error *err)
 static int dataset_open_layers(struct larder_dataset *ds, const struct larder_dataset_options *o, struct larder_error *err)
 {
     struct store_options so = {o->generation, o->table_bytes, o->index_bytes};
-    struct tiers_options to = {o->queue_depth, o->files_max, o->direct, cache_of(o->cache)};
+    struct tiers_options to = {.queue_depth = o->queue_depth, .files_max = o->files_max, .direct = o->direct, .cache = cache_of(o->cache)};
     int rc;
 
     rc = store_open(ds->io, &so, &ds->store, err);

@@ -457,8 +457,8 @@ struct larder_loader_options {
     size_t staging_bytes;     /* budget of the staging buffer, hard; 0: 256 MiB, at most a quarter of memory */
     uint32_t timeout_ms;      /* larder_loader_next() waits this long at most for a batch; 0: 120,000. ETIMEOUT says what it waited for. */
     uint32_t notice_ms;       /* a wait as long as this is told to `waiting`, once a wait; 0: 30,000 */
-    larder_notice_fn *waiting; /* (user, "batch 4102 of epoch 3", "64 GETs in flight, 61 retries (503), ..."): from the calling thread; may
-                               * be NULL */
+    larder_notice_fn *waiting; /* (user, "rank 3 waiting 30 s for batch 4102", "64 GETs in flight, 61 retries (503), 0 B/s for 12 s; fails
+                               * at 120 s (timeout=)"): from the calling thread; may be NULL */
     void *user;
     uint32_t rank, world;     /* this process among those that share the epochs; world 0: 1. batch_size is per rank; a global batch is
                                * world x batch_size positions of the order, of which a rank has a contiguous slice. */
@@ -503,9 +503,11 @@ struct larder_batch {
 /* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).
  * Returns LARDER_OK and sets *batch; LARDER_END after the last batch of each epoch (the call after that begins the
  * next epoch; after the last epoch every call returns LARDER_END); or an error. EINVAL, when the batches that the
- * caller holds leave no room for the next one, passes: release a batch and call again. After any other the loader is spent and
+ * caller holds leave no room for the next one, passes: release a batch and call again; so does ETIMEOUT, when timeout_ms went by
+ * without a batch: what was under way goes on. After any other the loader is spent and
  * every further call returns the same error: ECORRUPT (names shard, slot and offset), EIO, ENOTFOUND (a shard is missing),
- * ENOMEM (the batch does not fit the staging budget: says how much it needs), EFORK. Batches before the damaged one are
+ * EREMOTE, EBUSY (a shard was replaced while it was read), ENOMEM (the batch does not fit the staging budget: says how much it needs),
+ * EFORK. Batches before the damaged one are
  * delivered first. *batch is NULL unless LARDER_OK. */
 int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err);
 

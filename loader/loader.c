@@ -16,9 +16,12 @@
 #define BLOCK_SAMPLES 1024 /* of a block shuffle: 16 such blocks are 16,384 samples, a few seconds of training */
 #define WINDOW_BLOCKS 16
 #define STAGING_DEFAULT (256 * MIB)
+#define TIMEOUT_MS_DEFAULT 120000
+#define NOTICE_MS_DEFAULT 30000
 
 struct larder_loader {
     struct stage *stage;
+    struct larder_dataset *ds;
     pid_t pid;
     struct order order;
     struct subset *subset;        /* owned, as the two below, by the order */
@@ -77,6 +80,10 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         o->batch_size = BATCH_SIZE_DEFAULT;
     if (!o->staging_bytes)
         o->staging_bytes = staging_default();
+    if (!o->timeout_ms)
+        o->timeout_ms = TIMEOUT_MS_DEFAULT;
+    if (!o->notice_ms)
+        o->notice_ms = NOTICE_MS_DEFAULT;
     return 0;
 }
 
@@ -197,6 +204,7 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     if (!ld)
         return err_nomem(err, sizeof(*ld), "loader");
     ld->pid = getpid();
+    ld->ds = ds;
     ld->manifest = ds->manifest;
     ld->epoch = o.epoch;
     ld->last_epoch = o.epoch + o.epochs;
@@ -221,6 +229,10 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.position = ld->position;
     so.queue_depth = o.queue_depth;
     so.staging_bytes = o.staging_bytes;
+    so.timeout_ms = o.timeout_ms;
+    so.notice_ms = o.notice_ms;
+    so.waiting = o.waiting;
+    so.user = o.user;
     rc = stage_open(&so, &ld->stage, err);
     if (rc) {
         loader_free(ld);
@@ -303,6 +315,20 @@ int larder_loader_next(struct larder_loader *ld, const struct larder_batch **bat
         return rc;
     ld->number++;
     count(ld, *batch, &cost);
+    return 0;
+}
+
+int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estimate *estimate, struct larder_error *err)
+{
+    struct larder_loader_estimate e = {0};
+    int rc = loader_check(ld, err);
+
+    if (rc == 0)
+        rc = result_check(estimate, sizeof(e), "larder_loader_estimate", err);
+    if (rc)
+        return rc;
+    estimate_epoch(ld->ds, &ld->order, &ld->slicing, &e);
+    result_give(estimate, &e, sizeof(e));
     return 0;
 }
 

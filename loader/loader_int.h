@@ -68,6 +68,20 @@ int state_decode(const char *text, size_t len, struct state *s, struct larder_er
 /* EINVAL naming the first thing that differs, with both values; length: of an epoch. generation may differ. */
 int state_check(const struct state *saved, const struct state *now, uint64_t length, struct larder_error *err);
 
+/* ---- what an epoch will cost (estimate.c) ---- */
+
+struct estimate_in {
+    double samples, bytes, shards; /* of the dataset */
+    double own, batch, cached;     /* samples of the epoch, of a batch; share of them that tiers have */
+    double gap, get_bytes;
+    bool in_order, streams;
+};
+double estimate_gets(const struct estimate_in *in, double *bytes); /* pure */
+struct larder_dataset;
+void estimate_epoch(struct larder_dataset *ds, const struct order *o, const struct slicing *s, struct larder_loader_estimate *e);
+/* Does an epoch take all there is, in no order? Then it may be read in any. */
+bool order_is_full(const struct order *o, uint64_t samples);
+
 /* ---- memory of reads (block.c) ---- */
 
 /* A pool keeps released blocks for the next read, within bounds. It lives until its owner has freed it and the last block
@@ -140,6 +154,9 @@ struct stage_options {
     uint64_t position;        /* where the first one begins */
     uint32_t queue_depth;
     size_t staging_bytes;
+    uint32_t timeout_ms, notice_ms; /* 0: without end; never */
+    larder_notice_fn *waiting;
+    void *user;
 };
 
 /* The cache of a handle; NULL for NULL (cache_api.c). */
@@ -158,7 +175,8 @@ void stage_close(struct stage *st);
 /* In a forked child, which has no fetch thread: frees memory only. */
 void stage_abandon(struct stage *st);
 /* The next batch of all epochs in order; the caller does not ask beyond the last. EINVAL when the caller's own batches
- * leave no room: it may release one and ask again. Any other error ends the stage and comes again at every call. */
+ * leave no room: it may release one and ask again; ETIMEOUT: it may ask again too. Any other error ends the stage and comes
+ * again at every call. */
 int stage_next(struct stage *st, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err);
 void stage_release(const struct larder_batch *batch);
 

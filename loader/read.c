@@ -18,6 +18,7 @@
 #define PIECE_SAMPLES 4096
 #define PIECE_BYTES (64 * MIB)
 #define READERS_IDLE 16
+#define FIELDS_AGAIN 4 /* of a remote origin, when a CRC fails */
 
 /* ---- readers ---- */
 
@@ -371,6 +372,16 @@ static int fields_check(const struct larder_dataset *ds, const struct larder_rea
     return 0;
 }
 
+/* Whole records are read again below when the way may have damaged them; ranges of them only here, where their CRCs are checked. */
+static int read_fields_well(struct larder_dataset *ds, struct reader *r, const struct piece *p, struct larder_error *err)
+{
+    int rc = read_fields(ds, r, p, err);
+
+    for (int again = 0; rc == LARDER_ECORRUPT && again < FIELDS_AGAIN && tiers_read_again(ds->tiers); again++)
+        rc = read_fields(ds, r, p, err);
+    return rc;
+}
+
 static int read_all(struct larder_dataset *ds, struct reader *r, const uint64_t *ordinals, size_t n,
                     const struct larder_read_options *o, struct larder_sample *samples, struct larder_error *err)
 {
@@ -382,7 +393,7 @@ static int read_all(struct larder_dataset *ds, struct reader *r, const uint64_t 
         p = (struct piece){ordinals + done, MIN(n - done, most), o->fields, o->n_fields, samples + done};
         if (!o->fields)
             p.n_fields = ds->manifest->schema.n;
-        rc = o->fields ? read_fields(ds, r, &p, err) : read_whole(ds, r, &p, err);
+        rc = o->fields ? read_fields_well(ds, r, &p, err) : read_whole(ds, r, &p, err);
         if (rc == LARDER_END) {
             most = MAX(p.n / 2, (size_t)1);
             continue;

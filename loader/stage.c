@@ -17,6 +17,7 @@
  *      there are at most n_slots of them: by_seq[seq % slots_max] finds each.
  *   2. live[] holds the slots that own a piece of the region, by offset.
  *   3. Batches before fail_seq are handed over even when a later one has failed; then the failure is, for ever.
+ *      A wait that ends without a batch (ETIMEOUT, too many held) leaves everything as it is.
  *   4. The fetch thread waits either for the queue (reads in flight) or for `space` (none in flight), the consumer for
  *      `ready`; each side signals only when the other says that it waits.
  *
@@ -24,8 +25,10 @@
  */
 #include "loader/loader_int.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SLOTS_MIN 16
@@ -59,6 +62,7 @@ struct stage {
     uint64_t batches, first_batches; /* of an epoch; of the first one */
     uint8_t *region;
     unsigned slots_max;
+    bool streams;                /* the tiers read ahead for us */
     pthread_t thread;
     pid_t pid;
 
@@ -136,6 +140,9 @@ static int slot_new(struct stage *st, struct slot **out, struct larder_error *er
         free(s);
         return rc;
     }
+    tiers_fetch_limit(s->fetch, st->o.staging_bytes / 4);
+    if (st->streams)
+        tiers_fetch_patient(s->fetch);
     s->stage = st;
     s->batch.owner = s;
     *out = s;
@@ -584,6 +591,7 @@ static int thread_start(struct stage *st, struct larder_error *err)
 int stage_open(const struct stage_options *o, struct stage **out, struct larder_error *err)
 {
     struct stage *st = calloc(1, sizeof(*st));
+    pthread_condattr_t monotonic;
     int rc;
 
     *out = NULL;
@@ -605,10 +613,16 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
         return rc;
     }
     pthread_mutex_init(&st->lock, NULL);
-    pthread_cond_init(&st->ready, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC); /* now_ns()'s */
+    pthread_cond_init(&st->ready, &monotonic);
+    pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&st->space, NULL);
+    st->streams = order_is_full(&o->order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
     rc = thread_start(st, err);
     if (rc) {
+        if (st->streams)
+            tiers_stream_stop(st->o.tiers);
         pthread_mutex_destroy(&st->lock);
         stage_free(st);
         return rc;
@@ -643,6 +657,8 @@ void stage_close(struct stage *st)
     tiers_queue_close(st->queue);
     for (i = 0; i < st->n_slots; i++)
         slot_free(st->slots[i]);
+    if (st->streams)
+        tiers_stream_stop(st->o.tiers);
     pthread_cond_destroy(&st->ready);
     pthread_cond_destroy(&st->space);
     pthread_mutex_destroy(&st->lock);
@@ -686,29 +702,84 @@ static int starved_error(const struct stage *st, struct larder_error *err)
                    st->slots_max);
 }
 
+/* "30 s", "250 ms" */
+static const char *duration(uint64_t ms, char out[32])
+{
+    if (ms >= 1000)
+        snprintf(out, 32, "%llu s", (unsigned long long)(ms / 1000));
+    else
+        snprintf(out, 32, "%llu ms", (unsigned long long)ms);
+    return out;
+}
+
+/* What the consumer waits for, since when, and what goes on meanwhile. With the lock held, which is given up in between. */
+struct waiting { char what[96], why[244]; };
+
+static void describe(struct stage *st, uint64_t ms, struct waiting *w)
+{
+    char state[160], since[32], until[32];
+    uint64_t seq = st->next_seq, number = seq < st->first_batches ? seq : (seq - st->first_batches) % MAX(st->batches, (uint64_t)1);
+    unsigned busy = st->n_busy;
+
+    pthread_mutex_unlock(&st->lock);
+    snprintf(w->what, sizeof(w->what), "rank %u waiting %s for batch %llu", st->o.slicing.rank, duration(ms, since),
+             (unsigned long long)number);
+    if (!tiers_state(st->o.tiers, state))
+        snprintf(state, sizeof(state), "%u batches are being read or decoded", busy);
+    if (st->o.timeout_ms)
+        snprintf(w->why, sizeof(w->why), "%s; fails at %s (timeout=)", state, duration(st->o.timeout_ms, until));
+    else
+        snprintf(w->why, sizeof(w->why), "%s", state);
+    pthread_mutex_lock(&st->lock);
+}
+
+/* Waits for `ready`, up to the next thing to be told. Lock held. ETIMEOUT: it is over. */
+static int wait_ready(struct stage *st, uint64_t begin, bool *told, struct larder_error *err)
+{
+    bool notice = st->o.waiting && !*told && st->o.notice_ms && (!st->o.timeout_ms || st->o.notice_ms < st->o.timeout_ms);
+    uint64_t ms = notice ? st->o.notice_ms : st->o.timeout_ms, end = begin + ms * 1000000ull;
+    struct timespec until = {(time_t)(end / 1000000000), (long)(end % 1000000000)};
+    struct waiting w;
+    int rc;
+
+    st->consumer_waits = true;
+    rc = ms ? pthread_cond_timedwait(&st->ready, &st->lock, &until) : pthread_cond_wait(&st->ready, &st->lock);
+    st->consumer_waits = false;
+    if (rc != ETIMEDOUT)
+        return 0;
+    describe(st, (now_ns() - begin) / 1000000, &w);
+    if (!notice)
+        return err_set(err, LARDER_ETIMEOUT, "%s: %s", w.what, w.why);
+    *told = true;
+    pthread_mutex_unlock(&st->lock);
+    st->o.waiting(st->o.user, w.what, w.why);
+    pthread_mutex_lock(&st->lock);
+    return 0;
+}
+
 int stage_next(struct stage *st, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err)
 {
     uint64_t begin = 0, end, fetched;
+    bool told = false;
     struct slot *s;
     int rc = 0;
 
     pthread_mutex_lock(&st->lock);
-    while (!(s = next_ready(st)) && st->next_seq < st->fail_seq && !starved(st)) {
+    while (!(s = next_ready(st)) && st->next_seq < st->fail_seq && !starved(st) && rc == 0) {
         if (!begin)
             begin = now_ns();
-        st->consumer_waits = true;
-        pthread_cond_wait(&st->ready, &st->lock);
-        st->consumer_waits = false;
+        rc = wait_ready(st, begin, &told, err);
     }
-    if (!s && st->next_seq >= st->fail_seq) {
+    if (s) {
+        s->state = SLOT_HELD;
+        st->next_seq++;
+        rc = 0;
+    } else if (st->next_seq >= st->fail_seq) {
         if (err)
             *err = st->fail;
         rc = st->fail.code;
-    } else if (!s) {
+    } else if (rc == 0) {
         rc = starved_error(st, err);
-    } else {
-        s->state = SLOT_HELD;
-        st->next_seq++;
     }
     pthread_mutex_unlock(&st->lock);
     if (rc)

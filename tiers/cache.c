@@ -214,6 +214,14 @@ static uint64_t contents_hash(const struct manifest *m)
     return h;
 }
 
+void cache_unbind(struct bound *b)
+{
+    if (!b)
+        return;
+    ahead_free(b->ahead);
+    free(b);
+}
+
 int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **out, struct larder_error *err)
 {
     struct cache_space space = {.variant = 0}, state;
@@ -246,6 +254,13 @@ int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, stru
     }
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
+    if (!local && (b->dram || b->n_nvme) && c->o.replacement == LARDER_REPLACE_NONE) {
+        int rc = ahead_new(m->samples, &b->ahead, err);
+        if (rc) {
+            cache_unbind(b);
+            return rc;
+        }
+    }
     b->exclusive = c->o.replacement == LARDER_REPLACE_NONE && room < stored + stored / 8 + m->samples * 64;
     *out = b;
     return LARDER_OK;

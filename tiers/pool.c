@@ -15,6 +15,7 @@
  */
 #include <errno.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -39,9 +40,10 @@ struct pool_engine {
     struct op_list ready, added; /* the queue's thread only */
     unsigned n_added;
     bool nowait;                 /* the file system knows RWF_NOWAIT */
-    pthread_mutex_t lock;        /* guards finished */
+    pthread_mutex_t lock;        /* guards finished, event */
     pthread_cond_t some;         /* finished is not empty */
     struct op_list finished;
+    int event;                   /* an eventfd, readable when finished is not empty; -1: nobody asked for it */
 };
 
 static void list_init(struct op_list *l) { l->head = NULL, l->tail = &l->head; }
@@ -86,6 +88,8 @@ static void finish(struct read_op *op)
     struct pool_engine *e = op->owner;
     pthread_mutex_lock(&e->lock);
     list_push(&e->finished, op);
+    if (e->event >= 0)
+        eventfd_write(e->event, 1);
     pthread_cond_signal(&e->some); /* under the lock: once the op is seen the engine may be gone */
     pthread_mutex_unlock(&e->lock);
 }
@@ -204,8 +208,21 @@ static unsigned reap(struct engine *engine, bool wait, struct read_op **done, un
     while (wait && !n && !e->finished.head)
         pthread_cond_wait(&e->some, &e->lock);
     n += take(&e->finished, done + n, max - n);
+    eventfd_t spent;
+    if (e->event >= 0 && !e->finished.head)
+        eventfd_read(e->event, &spent);
     pthread_mutex_unlock(&e->lock);
     return n;
+}
+
+static int descriptor(struct engine *engine)
+{
+    struct pool_engine *e = (struct pool_engine *)engine;
+    pthread_mutex_lock(&e->lock);
+    if (e->event < 0)
+        e->event = eventfd(e->finished.head ? 1 : 0, EFD_CLOEXEC | EFD_NONBLOCK);
+    pthread_mutex_unlock(&e->lock);
+    return e->event;
 }
 
 static void register_memory(struct engine *e, void *memory, size_t len)
@@ -220,10 +237,12 @@ static void close_engine(struct engine *engine, bool forked)
         pthread_mutex_destroy(&e->lock);
         pthread_cond_destroy(&e->some);
     }
+    if (e->event >= 0)
+        close(e->event);
     free(e);
 }
 
-static const struct engine_ops pool_ops = {"pread", add, flush, reap, register_memory, close_engine};
+static const struct engine_ops pool_ops = {"pread", add, flush, reap, register_memory, close_engine, descriptor, NULL, NULL};
 
 int pool_engine_open(struct pool *p, struct engine **out, struct larder_error *err)
 {
@@ -234,6 +253,7 @@ int pool_engine_open(struct pool *p, struct engine **out, struct larder_error *e
     e->engine.ops = &pool_ops;
     e->pool = p;
     e->nowait = true;
+    e->event = -1;
     list_init(&e->ready);
     list_init(&e->added);
     list_init(&e->finished);

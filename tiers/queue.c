@@ -19,11 +19,16 @@
  *        ^                       |    '--> others (asked again at each call) --> done
  *        '-----------------------'
  *
+ * Where the origin is remote there are two engines: one reads NVMe, the other sends GETs. With reads in both the queue sleeps on
+ * both descriptors.
+ *
  * Threads: one at a time; tiers_queue_cancel from any.
  */
 #include <errno.h>
+#include <poll.h>
 #include <unistd.h>
 
+#include "tiers/remote.h"
 #include "tiers/stack_int.h"
 
 #define RETRIES_MAX 64u /* of EINTR and EAGAIN in a row */
@@ -43,9 +48,9 @@ struct fetch_list { struct tiers_fetch *head, **tail; };
 
 struct tiers_queue {
     struct tiers *t;
-    struct engine *engine;
+    struct engine *engine, *gets; /* gets: NULL unless the origin is remote */
     struct queue_op *ops, *free_ops;
-    unsigned depth, in_engine;
+    unsigned depth, in_engine, in_gets; /* in_engine: in both; in_gets: of these */
     bool closing;
     struct fetch_list waiting, settling, others, done;
     struct tiers_stats stats;
@@ -96,16 +101,21 @@ static struct larder_error *first_error(struct tiers_fetch *f)
     return f->failed ? NULL : &f->error;
 }
 
+/* It goes to the remote origin. */
+static bool is_get(const struct tiers_queue *q, const struct segment *s) { return q->gets && s->nvme < 0; }
+
 static void send_op(struct tiers_queue *q, struct queue_op *op)
 {
     const struct segment *s = op->segment;
+    struct engine *e = is_get(q, s) ? q->gets : q->engine;
     op->read.offset = s->offset + op->done;
     op->read.buf = op->fetch->run_memory + s->memory + op->done;
     op->read.len = s->len - op->done;
     op->read.fd = op->file.fd;
+    op->read.shard = s->shard;
     op->read.buffered = !op->file.direct;
     q->stats.requests++;
-    q->engine->ops->add(q->engine, &op->read);
+    e->ops->add(e, &op->read);
 }
 
 /* Gives the next segment of f to the engine. False: no descriptor is free now. */
@@ -116,6 +126,8 @@ static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
     int rc = LARDER_OK;
     if (s->nvme >= 0)
         op->file = (struct origin_file){s->nvme, -1, true};
+    else if (q->gets)
+        op->file = (struct origin_file){-1, -1, false};
     else
         rc = origin_get(q->t->origin, s->shard, q->in_engine == 0, &op->file, &f->error);
     if (rc == LARDER_EBUSY)
@@ -126,6 +138,7 @@ static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
     }
     q->free_ops = op->next_free;
     q->in_engine++;
+    q->in_gets += is_get(q, s);
     f->in_flight++;
     f->next_segment++;
     op->fetch = f;
@@ -153,7 +166,9 @@ static void fill(struct tiers_queue *q)
 static void retire(struct tiers_queue *q, struct queue_op *op)
 {
     struct tiers_fetch *f = op->fetch;
-    if (op->segment->nvme < 0)
+    if (is_get(q, op->segment))
+        q->in_gets--;
+    else if (op->segment->nvme < 0)
         origin_put(q->t->origin, &op->file);
     if (f->cached)
         histogram_add(&f->stack->b->cache->counter[op->segment->nvme < 0 ? TIER_ORIGIN : TIER_NVME].latency, now_ns() - op->sent_ns);
@@ -172,13 +187,17 @@ static void fail(struct tiers_queue *q, struct queue_op *op, int sys)
         retire(q, op);
         return;
     }
-    const struct shard_ref *shard = origin_shard(q->t->origin, s->shard);
+    const struct shard_ref *shard = &q->t->shards[s->shard];
+    struct larder_error *e = first_error(op->fetch);
     unsigned long long at = s->offset + op->done;
-    if (sys)
-        err_sys(first_error(op->fetch), LARDER_EIO, sys, "reading %u bytes of shard %s at offset %llu; 'larder verify' tells "
+    if (is_get(q, s)) {
+        if (e)
+            *e = op->read.error;
+    } else if (sys)
+        err_sys(e, LARDER_EIO, sys, "reading %u bytes of shard %s at offset %llu; 'larder verify' tells "
                 "what is damaged", op->read.len, shard->name, at);
     else
-        err_set(first_error(op->fetch), LARDER_ECORRUPT, "shard %s was cut short: it has no bytes from offset %llu on, and records "
+        err_set(e, LARDER_ECORRUPT, "shard %s was cut short: it has no bytes from offset %llu on, and records "
                 "lie at %llu+%u; 'larder verify' lists the damage", shard->name, at, (unsigned long long)s->offset, s->need);
     op->fetch->failed = true;
     retire(q, op);
@@ -216,7 +235,7 @@ static void complete(struct tiers_queue *q, struct queue_op *op)
         advance(q, op, (uint32_t)r);
     } else if (q->closing) {
         retire(q, op);
-    } else if ((r == -EINTR || r == -EAGAIN) && op->retries < RETRIES_MAX) {
+    } else if ((r == -EINTR || r == -EAGAIN) && op->retries < RETRIES_MAX && !is_get(q, op->segment)) {
         op->retries++;
         send_op(q, op);
     } else if (r == -EINVAL && op->file.direct && op->segment->nvme < 0) {
@@ -227,11 +246,52 @@ static void complete(struct tiers_queue *q, struct queue_op *op)
     }
 }
 
-/* Takes what the engine has finished; true when there was something. */
+static void flush(struct tiers_queue *q)
+{
+    q->engine->ops->flush(q->engine);
+    if (q->gets)
+        q->gets->ops->flush(q->gets);
+}
+
+static unsigned reap_both(struct tiers_queue *q, struct read_op **done)
+{
+    unsigned n = q->engine->ops->reap(q->engine, false, done, REAP_BATCH);
+    return n + (n < REAP_BATCH ? q->gets->ops->reap(q->gets, false, done + n, REAP_BATCH - n) : 0);
+}
+
+/* Sleeps until either engine has finished something, or somebody woke the GETs'. Without descriptors reads of a disk are awaited:
+ * they are the faster ones. */
+static unsigned wait_both(struct tiers_queue *q, struct read_op **done)
+{
+    struct pollfd p[2] = {{.fd = -1, .events = POLLIN}, {.fd = -1, .events = POLLIN}};
+    flush(q);
+    if (q->engine->ops->descriptor && q->gets->ops->descriptor) {
+        p[0].fd = q->engine->ops->descriptor(q->engine);
+        p[1].fd = q->gets->ops->descriptor(q->gets);
+    }
+    if (p[0].fd < 0 || p[1].fd < 0)
+        return q->engine->ops->reap(q->engine, true, done, REAP_BATCH);
+    poll(p, 2, -1);
+    return reap_both(q, done);
+}
+
+static unsigned reap(struct tiers_queue *q, bool wait, struct read_op **done)
+{
+    if (!q->in_engine)
+        return 0;
+    if (!q->in_gets || q->in_gets == q->in_engine) {
+        struct engine *e = q->in_gets ? q->gets : q->engine;
+        return e->ops->reap(e, wait, done, REAP_BATCH);
+    }
+    unsigned n = reap_both(q, done);
+    return n || !wait ? n : wait_both(q, done);
+}
+
+/* Takes what the engines have finished; true when there was something. */
 static bool pump(struct tiers_queue *q, bool wait)
 {
     struct read_op *ops[REAP_BATCH];
-    unsigned n = q->in_engine ? q->engine->ops->reap(q->engine, wait, ops, REAP_BATCH) : 0;
+    unsigned n = reap(q, wait, ops);
     for (unsigned i = 0; i < n; i++)
         complete(q, (struct queue_op *)ops[i]);
     return n > 0;
@@ -253,7 +313,7 @@ int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory
     }
     list_push(&q->waiting, f);
     fill(q);
-    q->engine->ops->flush(q->engine);
+    flush(q);
     return LARDER_OK;
 }
 
@@ -263,6 +323,8 @@ static int hand_over(struct tiers_queue *q, struct tiers_fetch **f, void **tag, 
     d->state = FETCH_EMPTY;
     *f = d;
     *tag = d->tag;
+    if (!d->failed && !d->cached && q->gets)
+        remote_used(q->t->remote, d->plan.bytes - d->plan.over_read);
     if (!d->failed)
         return LARDER_OK;
     if (d->cached)
@@ -319,7 +381,7 @@ static void drive(struct tiers_queue *q)
         if (q->settling.head)
             settle(q);
         fill(q);
-        q->engine->ops->flush(q->engine);
+        flush(q);
     } while (q->settling.head);
     ask_others(q);
     fill(q);
@@ -340,11 +402,16 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
             stack_wait(q->others.head, &q->waker);
         drive(q);
     }
-    q->engine->ops->flush(q->engine);
+    flush(q);
     return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
 }
 
-void tiers_queue_cancel(struct tiers_queue *q) { dram_wake(&q->waker); }
+void tiers_queue_cancel(struct tiers_queue *q)
+{
+    dram_wake(&q->waker);
+    if (q->gets && q->gets->ops->wake)
+        q->gets->ops->wake(q->gets);
+}
 
 struct tiers_stats tiers_queue_stats(const struct tiers_queue *q) { return q->stats; }
 
@@ -353,14 +420,20 @@ void tiers_queue_register(struct tiers_queue *q, void *memory, size_t len)
     q->engine->ops->register_memory(q->engine, memory, len);
 }
 
-struct engine **tiers_queue_engine(struct tiers_queue *q) { return &q->engine; }
+struct engine **tiers_queue_engine(struct tiers_queue *q) { return q->gets ? &q->gets : &q->engine; }
 
-/* io_uring, and threads where it is refused. */
-static int open_engine(struct tiers *t, unsigned depth, struct engine **e, struct larder_error *err)
+/* io_uring, and threads where it is refused; GETs for a remote origin. */
+static int open_engines(struct tiers_queue *q, unsigned depth, struct larder_error *err)
 {
-    if (t->uring && uring_open(depth, e, NULL) == LARDER_OK)
+    struct tiers *t = q->t;
+    if (t->http) {
+        int rc = origin_http_engine(t->http, depth, &q->gets, err);
+        if (rc)
+            return rc;
+    }
+    if (t->uring && uring_open(depth, &q->engine, NULL) == LARDER_OK)
         return LARDER_OK;
-    return pool_engine_open(t->pool, e, err);
+    return pool_engine_open(t->pool, &q->engine, err);
 }
 
 int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, struct larder_error *err)
@@ -389,7 +462,7 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
         ops[i].next_free = q->free_ops;
         q->free_ops = &ops[i];
     }
-    int rc = open_engine(t, depth, &q->engine, err);
+    int rc = open_engines(q, depth, err);
     if (rc) {
         tiers_queue_close(q);
         return rc;
@@ -416,11 +489,15 @@ void tiers_queue_close(struct tiers_queue *q)
         abandon(&q->settling);
         abandon(&q->others);
         abandon(&q->done);
+        if (q->in_gets && q->gets->ops->cancel)
+            q->gets->ops->cancel(q->gets);
         while (q->in_engine)
             pump(q, true);
     }
     if (q->engine)
         q->engine->ops->close(q->engine, forked);
+    if (q->gets)
+        q->gets->ops->close(q->gets, forked);
     free(q->ops);
     free(q);
 }

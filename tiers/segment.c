@@ -91,6 +91,7 @@ static int plan_run(struct plan *p, const struct plan_rules *r, size_t n, size_t
     for (; i < n && w[i].shard == w[first].shard; i++) {
         if (round_down(w[i].offset, r->align) > round_up(end, r->align) + r->gap)
             break;
+        p->over_read += w[i].offset > end ? w[i].offset - end : 0;
         end = MAX(end, w[i].end);
     }
     int rc = add_run(p, r, w[first].shard, start, end, &memory, err);
@@ -134,6 +135,7 @@ int plan_build(struct plan *p, const struct plan_rules *rules, const struct exte
                size_t n, struct larder_error *err)
 {
     p->n_segments = 0, p->memory = 0, p->bytes = 0;
+    p->over_read = 0, p->gap = rules->gap;
     if (n > UINT32_MAX)
         return err_set(err, LARDER_EINVAL, "a fetch of %zu records: the most is %u", n, UINT32_MAX);
     if ((n > p->cap_wants && GROW(p->wants, p->cap_wants, n, err)) ||
@@ -141,6 +143,7 @@ int plan_build(struct plan *p, const struct plan_rules *rules, const struct exte
         (n > p->cap_place && GROW(p->place, p->cap_place, n, err)))
         return LARDER_ENOMEM;
     size_t m = collect(p, extents, ranges, n, err);
+    p->n_wants = m;
     if (m == SIZE_MAX)
         return LARDER_ECORRUPT;
     sort_wants(p, m);

@@ -15,6 +15,9 @@
  *
  * What another process has admitted to NVMe and not written yet is waited for, too, for 2 s at most.
  *
+ * Records of a remote origin that streams into the tiers (stream.c) are left to it: they wait like theirs, for its bell. Nothing else of
+ * the fetch is read before all of these have come or were given up, but for what may be fetched out of turn.
+ *
  * Claims are held from start to settle only, and a queue settles what it claimed before it waits for others: so no two processes
  * ever wait for each other. The second run reads into memory of the fetch and is copied to the room planned for it, which
  * is as long as the record: it is rare.
@@ -23,11 +26,13 @@
  */
 #include <sys/mman.h>
 
+#include "tiers/remote.h"
 #include "tiers/stack_int.h"
 
 #define WAIT_MS_MAX 30000u /* in all; a claim lapses earlier when its owner is dead, stopped or late (claim.c) */
 #define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
 #define NO_ROOM SIZE_MAX
+#define STREAM_WAIT_MS 1000u
 #define FLUSH_NS_MAX 2000000000ull
 #define WRITE_NS_MAX 2000000000ull
 
@@ -91,8 +96,7 @@ static void look_up(struct tiers_fetch *f, size_t n)
     k->counts.dram.requests++;
 }
 
-/* Would the shared tiers take it? */
-static bool wanted(const struct bound *b, uint64_t ordinal)
+bool stack_wanted(const struct bound *b, uint64_t ordinal)
 {
     const struct larder_cache_options *o = &b->cache->o;
     bool room = b->dram && !dram_closed(b->cache->dram);
@@ -133,18 +137,23 @@ static int locate(struct tiers_fetch *f, struct larder_error *err)
         return rc;
     for (size_t j = 0; j < k->n_absent; j++) {
         struct absent *a = &k->absent[j];
-        a->wanted = wanted(k->b, k->ordinals[a->i]);
+        a->wanted = stack_wanted(k->b, k->ordinals[a->i]);
         f->extents[a->i] = a->extent = k->extents[j];
         if (a->from == FROM_ORIGIN)
             look_up_nvme(k, a);
         if (a->from == FROM_NVME && k->b->exclusive)
             a->wanted = false; /* room in DRAM is for what is not here */
+        if (a->from == FROM_ORIGIN && !a->coming && f->patient && a->wanted && stream_takes(f->t->stream, a->extent.shard)) {
+            a->from = FROM_STREAM;
+            k->n_stream++;
+        }
         if (a->from == FROM_ORIGIN) {
             a->k = (uint32_t)m;
+            k->ask[m] = k->ordinals[a->i];
             k->extents[m++] = a->extent; /* m <= j: in place */
         }
     }
-    return plan_build(&f->plan, tiers_rules(f->t), k->extents, NULL, m, err);
+    return tiers_plan(f, &f->plan, UINT32_MAX, k->extents, NULL, m, err);
 }
 
 /* Room behind the plan's for what is not read by it, or may not be. */
@@ -161,7 +170,8 @@ static size_t give_room(struct tiers_fetch *f)
         struct absent *a = &k->absent[j];
         if (a->from == FROM_NVME)
             continue;
-        a->at = a->from == FROM_COPY || a->coming || (a->wanted && k->b->dram) ? bytes : NO_ROOM;
+        bool later = a->from == FROM_COPY || a->from == FROM_STREAM || a->coming;
+        a->at = later || (a->wanted && k->b->dram) ? bytes : NO_ROOM;
         bytes += a->at == NO_ROOM ? 0 : round_up(a->extent.stored_len, 64);
     }
     return bytes;
@@ -184,7 +194,9 @@ int stack_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t
     k->b = f->t->bound;
     k->n = n;
     k->n_absent = k->settled = 0;
+    k->n_stream = k->stream_at = 0;
     k->coming = 0;
+    k->used = 0;
     k->counts = (struct tiers_counts){0};
     f->plan.n_segments = f->plan.memory = f->plan.bytes = 0;
     if (n)
@@ -280,32 +292,44 @@ void tiers_settle(struct tiers *t)
         flush(b, d);
 }
 
-/* Into DRAM, and into NVMe: as a copy when there is room for the whole dataset, else what DRAM refused. */
-static void admit(struct fetch_stack *k, const struct absent *a, const struct cached *c)
+bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)
 {
-    struct bound *b = k->b;
-    uint64_t ordinal = k->ordinals[a->i];
     bool in_dram = b->dram && !dram_closed(b->cache->dram) &&
                    dram_admit(b->cache->dram, b->dram_space, ordinal, c, NULL) == LARDER_OK;
-    if (!b->fill_nvme || a->from == FROM_NVME || (b->exclusive && in_dram))
-        return;
+    if (!b->fill_nvme || from_nvme || (b->exclusive && in_dram))
+        return in_dram;
     for (unsigned i = 0, d = (unsigned)(ordinal % MAX(b->n_nvme, 1u)); i < b->n_nvme; i++, d = (d + 1) % b->n_nvme)
         if (admit_nvme(b, d, ordinal, c))
-            return;
+            return true;
+    return in_dram;
 }
 
-/* Bytes of the origin, at `stored`. Those that fail their CRC are handed on as they are: store_decode says so. */
-static void came_from_origin(struct tiers_fetch *f, struct absent *a, const void *stored)
+static void admit(struct fetch_stack *k, const struct absent *a, const struct cached *c)
+{
+    stack_admit(k->b, k->ordinals[a->i], c, a->from == FROM_NVME);
+}
+
+/* Bytes of the origin, at `at` in the fetch's memory. Those that fail their CRC are read again where they may have been damaged on
+ * their way, and else handed on as they are: store_decode says so. */
+static void came_from_origin(struct tiers_fetch *f, struct absent *a, size_t at)
 {
     struct fetch_stack *k = f->stack;
     struct extent *e = &f->extents[a->i];
+    const uint8_t *stored = f->memory + at;
     *e = a->extent;
+    e->checked = (a->wanted || f->t->remote) && crc32c(0, stored, e->stored_len) == e->crc;
+    if (!e->checked && f->t->remote && a->again < TIERS_READ_AGAIN && remote_damaged(f->t->remote)) {
+        a->again++;
+        a->at = at; /* where it lands now, however it comes */
+        a->state = ABSENT_WAIT;
+        return;
+    }
     k->views[a->i] = stored;
     a->found = TIER_ORIGIN;
     a->state = ABSENT_DONE;
-    if (a->wanted && crc32c(0, stored, e->stored_len) == e->crc) {
+    k->used += e->checked ? e->stored_len : 0;
+    if (a->wanted && e->checked) {
         struct cached c = {stored, e->stored_len, e->raw_len, e->crc, e->codec};
-        e->checked = true;
         admit(k, a, &c);
     }
     unclaim(k, a);
@@ -345,13 +369,13 @@ bool stack_settle(struct tiers_fetch *f)
         } else if (a->state == ABSENT_AGAIN && a->from == FROM_NVME) {
             came_from_nvme(f, a, k->again_memory + a->again_at);
         } else if (a->state == ABSENT_READ) {
-            came_from_origin(f, a, f->memory + f->plan.place[a->k]);
+            came_from_origin(f, a, f->plan.place[a->k]);
         } else if (a->state == ABSENT_AGAIN) {
             memcpy(f->memory + a->at, k->again_memory + k->again.place[a->k], a->extent.stored_len);
-            came_from_origin(f, a, f->memory + a->at);
+            came_from_origin(f, a, a->at);
         }
     }
-    return k->settled == k->n_absent;
+    return k->settled == k->n_absent && ahead_settle(f, SETTLE_BYTES);
 }
 
 void stack_nvme_failed(struct tiers_fetch *f, uint32_t a)
@@ -402,10 +426,11 @@ static int plan_ours(struct tiers_fetch *f, struct larder_error *err)
         struct absent *a = &k->absent[j];
         if (a->from == FROM_ORIGIN && a->state == ABSENT_READ) {
             a->k = (uint32_t)m;
+            k->ask[m] = k->ordinals[a->i];
             k->extents[m++] = a->extent;
         }
     }
-    int rc = plan_build(&f->plan, tiers_rules(f->t), k->extents, NULL, m, err);
+    int rc = tiers_plan(f, &f->plan, f->plan.gap, k->extents, NULL, m, err);
     if (!rc && f->plan.memory > before)
         rc = err_set(err, LARDER_EINVAL, "a part of a fetch needs more memory than all of it");
     return rc;
@@ -432,19 +457,40 @@ static bool since_then(struct fetch_stack *k, struct absent *a)
     return there || a->coming;
 }
 
+void stack_wants(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    struct ahead *ahead = k->b->ahead;
+    k->n_first = 0;
+    for (size_t j = 0; ahead && j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        enum ahead_state was = ahead_want(ahead, k->ordinals[a->i]);
+        a->first = was == AHEAD_NONE && a->from != FROM_NVME;
+        a->ahead = was == AHEAD;
+    }
+    for (size_t i = 0, j = 0; ahead_some(ahead) && i < k->n; i++) {
+        if (j < k->n_absent && k->absent[j].i == i)
+            j++;
+        else if (ahead_want(ahead, k->ordinals[i]) == AHEAD)
+            k->n_first++;
+    }
+}
+
 int stack_start(struct tiers_fetch *f, struct larder_error *err)
 {
     struct fetch_stack *k = f->stack;
     struct bound *b = k->b;
     bool theirs = false;
-    k->settled = k->coming = 0;
+    k->settled = k->gap = k->coming = 0;
     k->deadline_ns = now_ns() + WAIT_MS_MAX * 1000000ull;
     k->written_ns = now_ns() + WRITE_NS_MAX;
     for (size_t j = 0; j < k->n_absent; j++) {
         struct absent *a = &k->absent[j];
         a->state = ABSENT_READ;
         k->coming += a->from != FROM_NVME && a->wanted && b->fill_nvme;
-        if (a->from == FROM_COPY) {
+        if (a->from == FROM_STREAM) {
+            a->state = ABSENT_WAIT;
+        } else if (a->from == FROM_COPY) {
             if (!look_again(f, j))
                 a->state = ABSENT_WAIT;
         } else if (a->coming) {
@@ -505,9 +551,10 @@ static int plan_again(struct tiers_fetch *f, struct larder_error *err)
     for (size_t j = 0; j < k->n_absent; j++)
         if (k->absent[j].state == ABSENT_AGAIN && k->absent[j].from != FROM_NVME) {
             k->absent[j].k = (uint32_t)m;
+            k->ask[m] = k->ordinals[k->absent[j].i];
             k->extents[m++] = k->absent[j].extent;
         }
-    int rc = plan_build(p, tiers_rules(f->t), k->extents, NULL, m, err);
+    int rc = tiers_plan(f, p, UINT32_MAX, k->extents, NULL, m, err);
     k->counts.origin.requests += rc ? 0 : p->n_segments;
     k->counts.origin.bytes += rc ? 0 : p->bytes;
     p->memory = round_up(p->memory, TIERS_ALIGN);
@@ -529,8 +576,31 @@ static int plan_again(struct tiers_fetch *f, struct larder_error *err)
     f->run = p;
     f->run_memory = k->again_memory;
     f->next_segment = 0;
-    k->settled = 0;
+    k->settled = k->gap = 0;
     return rc;
+}
+
+/* Has the record come that the stream was to bring? */
+static bool has_come(const struct fetch_stack *k, const struct absent *a)
+{
+    bool absent;
+    return ahead_absent(k->b, &k->ordinals[a->i], 1, &absent) == 0;
+}
+
+/* Looks how far the stream has come. True: nothing is left to it, and what has come is to be taken. Records that it will not bring, or
+ * that may be fetched out of turn, are ours from now on. */
+static bool stream_came(struct tiers_fetch *f)
+{
+    struct fetch_stack *k = f->stack;
+    for (; k->stream_at < k->n_absent; k->stream_at++) {
+        struct absent *a = &k->absent[k->stream_at];
+        if (a->from != FROM_STREAM || has_come(k, a))
+            continue;
+        if (stream_takes(f->t->stream, a->extent.shard) && !stream_allow(f->t->stream, a->extent.stored_len))
+            return false;
+        a->from = FROM_ORIGIN;
+    }
+    return true;
 }
 
 enum stack_step stack_next(struct tiers_fetch *f)
@@ -538,8 +608,13 @@ enum stack_step stack_next(struct tiers_fetch *f)
     struct fetch_stack *k = f->stack;
     bool read = false, wait = false;
     int rc = LARDER_OK;
+    if (k->n_stream && k->stream_at < k->n_absent) {
+        k->bell = atomic_load(stream_bell(f->t->stream));
+        wait = !stream_came(f);
+    }
+    bool streams = wait;
     for (size_t j = 0; j < k->n_absent; j++) {
-        if (k->absent[j].state != ABSENT_WAIT)
+        if (k->absent[j].state != ABSENT_WAIT || (streams && k->absent[j].from == FROM_STREAM))
             continue;
         wait |= !ask_again(f, j);
         read |= k->absent[j].state == ABSENT_AGAIN;
@@ -556,6 +631,13 @@ enum stack_step stack_next(struct tiers_fetch *f)
 void stack_wait(struct tiers_fetch *f, struct waker *w)
 {
     struct fetch_stack *k = f->stack;
+    if (k->n_stream && k->stream_at < k->n_absent) {
+        atomic_store(&w->asleep_on, stream_bell(f->t->stream));
+        if (!atomic_load(&w->woken))
+            share_wait(stream_bell(f->t->stream), k->bell, STREAM_WAIT_MS);
+        atomic_store(&w->asleep_on, NULL);
+        return;
+    }
     uint64_t now = now_ns(), ms = now < k->deadline_ns ? (k->deadline_ns - now) / 1000000 + 1 : 0;
     uint64_t write_ms = now < k->written_ns ? (k->written_ns - now) / 1000000 + 1 : 0;
     for (size_t j = 0; ms && j < k->n_absent; j++) {
@@ -573,10 +655,24 @@ void stack_wait(struct tiers_fetch *f, struct waker *w)
 
 /* ---- the end ---- */
 
-static void count(struct fetch_stack *k)
+/* The first want of what came ahead counts at the origin. */
+static void count_ahead(struct fetch_stack *k)
+{
+    k->counts.dram.hits -= k->n_first;
+    k->counts.origin.hits += k->n_first;
+    for (size_t j = 0; j < k->n_absent; j++) {
+        struct absent *a = &k->absent[j];
+        if (a->ahead || (a->first && ahead_came(k->b->ahead, k->ordinals[a->i])))
+            a->found = TIER_ORIGIN;
+    }
+}
+
+static void count(struct fetch_stack *k, struct remote *r)
 {
     struct tiers_counts *c = &k->counts;
     struct tier_counter *total = k->b->cache->counter;
+    if (k->b->ahead)
+        count_ahead(k);
     for (size_t j = 0; j < k->n_absent; j++) {
         struct larder_tier_stats *const s[TIERS] = {&c->dram, &c->nvme, &c->origin};
         s[k->absent[j].found]->hits++;
@@ -585,8 +681,10 @@ static void count(struct fetch_stack *k)
     c->nvme.misses = k->b->n_nvme ? c->origin.hits : 0;
     if (k->b->dram)
         counter_add(&total[TIER_DRAM], &c->dram);
-    if (k->n_absent == 0)
+    if (k->n_absent == 0 && c->origin.hits == 0)
         return;
+    if (r && k->used)
+        remote_used(r, k->used);
     counter_add(&total[TIER_NVME], &c->nvme);
     counter_add(&total[TIER_ORIGIN], &c->origin);
 }
@@ -599,6 +697,8 @@ void stack_end(struct tiers_fetch *f)
     if (k->coming)
         atomic_fetch_sub_explicit(&k->b->coming, k->coming, memory_order_relaxed);
     k->coming = 0;
+    if (!f->failed && k->n_stream)
+        stream_account(f->t->stream, &k->counts.origin);
     if (!f->failed)
-        count(k);
+        count(k, f->t->remote);
 }

@@ -5,6 +5,8 @@
  *     stats.c   counters and latencies (log-scale), and their text
  *     cache.c   the cache: what is opened once, for any number of datasets
  *     stack.c   one fetch: who has its records, who fetches them, who admits them
+ *     stream.c  a remote origin read ahead of the epoch, once
+ *     ahead.c   records of a remote origin that came before they were wanted
  */
 #ifndef LARDER_TIERS_STACK_INT_H
 #define LARDER_TIERS_STACK_INT_H
@@ -63,14 +65,16 @@ struct bound {
     atomic_bool filled;                 /* NVMe has admitted records since it was last flushed */
     _Atomic size_t coming;              /* of the origin, being fetched, that NVMe may admit */
     atomic_bool slow;                   /* its disk let us wait too long once */
+    struct ahead *ahead;                /* of a remote origin */
     bool exclusive;                     /* MinIO, and NVMe has no room for the whole dataset: a record is either there or in DRAM */
 };
 int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **b, struct larder_error *err);
+void cache_unbind(struct bound *b);
 
 /* ---- stack.c ---- */
 
 enum absent_state { ABSENT_READ, ABSENT_WAIT, ABSENT_AGAIN, ABSENT_DONE };
-enum absent_from { FROM_ORIGIN, FROM_NVME, FROM_COPY };
+enum absent_from { FROM_ORIGIN, FROM_NVME, FROM_COPY, FROM_STREAM };
 
 /* A record that has no view yet when the fetch is planned. */
 struct absent {
@@ -79,7 +83,9 @@ struct absent {
     uint8_t from, state, found; /* enum absent_from, absent_state, tier */
     bool claimed, wanted;    /* wanted: a tier would admit it */
     bool coming;             /* another process is writing it to NVMe */
+    bool first, ahead;       /* nobody here wanted it before; and it is in a tier by now */
     uint8_t dir;             /* of NVMe */
+    uint8_t again;           /* how often it was read anew because its CRC failed */
     size_t at;               /* room in the fetch's memory: for what NVMe reads, or for the record's bytes; SIZE_MAX: none */
     size_t again_at;         /* where NVMe read it in the second run */
     struct extent extent;    /* as it lies at the origin */
@@ -91,14 +97,19 @@ struct fetch_stack {
     uint64_t *ordinals;
     const void **views;
     struct absent *absent;
-    uint64_t *ask;           /* ordinals of a part of the records */
+    uint64_t *ask;           /* ordinals of a part of the records: of those in the plan that was made last */
     struct extent *extents;  /* theirs */
     size_t cap_ordinals, cap_views, cap_absent, cap_ask, cap_extents;
     size_t n, n_absent, settled;
+    size_t n_first;          /* of the hits: their first want, of what came ahead */
+    size_t gap;              /* settled: the first want of the run behind which nobody has looked yet (ahead.c) */
     struct plan again;       /* of the second round */
     uint8_t *again_memory;
     size_t again_cap;
+    uint64_t used;           /* bytes of the origin that were wanted */
     size_t coming;           /* records that NVMe may admit: counted in bound.coming while started */
+    size_t n_stream, stream_at; /* records that the stream is to bring; all before stream_at have come, or are ours to fetch */
+    uint32_t bell;           /* of the stream, before they were looked for */
     uint64_t deadline_ns;    /* for others to come up with what they fetch */
     uint64_t written_ns;     /* and for what they write */
     struct tiers_counts counts;
@@ -109,6 +120,8 @@ void stack_free(struct fetch_stack *k);
 int stack_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, size_t *bytes, struct larder_error *err);
 /* Everything is there: nothing to read or copy. */
 bool stack_all_hit(const struct tiers_fetch *f);
+/* Notes what is wanted. */
+void stack_wants(struct tiers_fetch *f);
 /* Claims what is absent and settles which segments the first round reads. */
 int stack_start(struct tiers_fetch *f, struct larder_error *err);
 /* A run has been read: checks and admits its records, a portion a call. False: there is more. */
@@ -122,5 +135,36 @@ void stack_wait(struct tiers_fetch *f, struct waker *w);
 void stack_nvme_failed(struct tiers_fetch *f, uint32_t a);
 /* The fetch is over, well or not: gives claims up and counts. */
 void stack_end(struct tiers_fetch *f);
+/* Would a tier take it? */
+bool stack_wanted(const struct bound *b, uint64_t ordinal);
+/* Into DRAM, and into NVMe: as a copy when there is room for the whole dataset, else what DRAM refused. True: some tier has it now. */
+bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme);
+
+/* ---- stream.c ---- */
+
+struct stream;
+/* Is a record of that shard still to come? s NULL: no. */
+bool stream_takes(const struct stream *s, uint32_t shard);
+/* May so many bytes be fetched out of turn? They are counted. */
+bool stream_allow(struct stream *s, uint64_t bytes);
+_Atomic uint32_t *stream_bell(struct stream *s); /* changes when something came, or the stream is over */
+void stream_account(struct stream *s, struct larder_tier_stats *origin); /* adds what was not yet counted */
+
+/* ---- ahead.c ---- */
+
+struct ahead;
+int ahead_new(uint64_t samples, struct ahead **a, struct larder_error *err);
+void ahead_free(struct ahead *a);
+enum ahead_state { AHEAD_NONE, AHEAD, AHEAD_WANTED, AHEAD_CAME };
+void ahead_note(struct ahead *a, uint64_t ordinal);             /* it is in a tier, unasked for */
+enum ahead_state ahead_want(struct ahead *a, uint64_t ordinal); /* it is wanted: how did it stand before? */
+bool ahead_came(const struct ahead *a, uint64_t ordinal);       /* unasked for, after it was first wanted */
+bool ahead_some(const struct ahead *a);                         /* are any ahead? NULL: none */
+/* absent[i]: no tier has ordinals[i]; n <= 64. How many. */
+size_t ahead_absent(const struct bound *b, const uint64_t *ordinals, size_t n, bool *absent);
+/* Bytes that nobody asked for, of record e: into a tier, if they are whole. */
+bool ahead_admit(struct bound *b, uint64_t ordinal, const struct extent *e, const uint8_t *stored);
+/* The run of f was read and settled: admits what lies in its gaps, about `budget` bytes a call. False: there is more. */
+bool ahead_settle(struct tiers_fetch *f, size_t budget);
 
 #endif

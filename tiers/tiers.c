@@ -2,8 +2,10 @@
 /*
  * tiers.c - the stack: what is opened once a dataset, the planning of fetches, and blocking reads.
  *
- * The origin is a local directory; a cache in front of it is opened apart (cache.c) and bound to. tiers_read takes an idle queue from a stack of them (most recently
- * used first, so that its memory is warm), makes one when there is none, and waits when TIERS_QUEUES_MAX are in use.
+ * The origin is a local directory, or objects below an URL; a cache in front of it is opened apart (cache.c) and bound to. Objects
+ * always have one, if only an empty one: what travels over a network is checked when it comes, and read again. tiers_read takes an idle
+ * queue from a stack of them (most recently used first, so that its memory is warm), makes one when there is none, and waits when
+ * TIERS_QUEUES_MAX are in use.
  *
  * Threads: tiers_read and tiers_queue_open from any number of threads; a fetch belongs to one at a time; open and close alone.
  * lock guards the idle queues and is not held while reading.
@@ -11,8 +13,10 @@
 #include <errno.h>
 #include <unistd.h>
 
+#include "tiers/remote.h"
 #include "tiers/stack_int.h"
 
+#define GAP_MIN 128u /* so that a part of a plan never needs more memory than all of it, rounding included */
 #define THREADS_A_CPU 4u /* pread threads mostly sleep in the kernel */
 
 static bool uring_forbidden(void)
@@ -37,14 +41,21 @@ static int open_engines(struct tiers *t, struct larder_error *err)
     return rc;
 }
 
-int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **out,
-                     struct larder_error *err)
+static int check_options(const struct tiers_options *o, struct larder_error *err)
 {
-    *out = NULL;
     if (o->queue_depth > TIERS_DEPTH_MAX)
         return err_set(err, LARDER_EINVAL, "queue depth %u: the most is %u", o->queue_depth, TIERS_DEPTH_MAX);
     if (o->direct < LARDER_DIRECT_AUTO || o->direct > LARDER_DIRECT_OFF)
         return err_set(err, LARDER_EINVAL, "direct = %d: see enum larder_direct", o->direct);
+    return LARDER_OK;
+}
+
+static int new_tiers(const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **out,
+                     struct larder_error *err)
+{
+    int rc = check_options(o, err);
+    if (rc)
+        return rc;
     struct tiers *t = calloc(1, sizeof(*t));
     if (!t)
         return err_nomem(err, sizeof(*t), "the tiers");
@@ -52,42 +63,98 @@ int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, 
     pthread_cond_init(&t->returned, NULL);
     t->pid = getpid();
     t->depth = o->queue_depth ? o->queue_depth : TIERS_DEPTH_DEFAULT;
-    struct origin_options origin = {o->files_max, o->direct};
-    int rc = origin_open(dir, shards, n, &origin, &t->origin, err);
-    if (!rc)
-        rc = open_engines(t, err);
-    if (rc) {
-        tiers_close(t);
-        return rc;
-    }
+    t->shards = shards;
+    t->n_shards = n;
     *out = t;
     return LARDER_OK;
 }
 
-int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **t, struct larder_error *err)
+static int opened(struct tiers *t, int rc, struct tiers **out)
 {
-    *t = NULL;
-    const struct manifest *m = store_manifest(s);
-    struct store_io *io = store_io_of(s);
-    const char *root = io->ops->local_root ? io->ops->local_root(io) : NULL;
-    if (!root)
-        return err_set(err, LARDER_EINVAL, "the dataset is not in a local directory: only those can be read so far");
-    AUTO_FREE char *dir = NULL;
-    if (asprintf(&dir, "%s/shards", root) < 0) {
-        dir = NULL;
-        return err_nomem(err, strlen(root) + 8, "a path");
-    }
-    int rc = tiers_open_files(dir, m->shards, m->n_shards, o, t, err);
+    if (rc)
+        tiers_close(t);
+    *out = rc ? NULL : t;
+    return rc;
+}
+
+int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **out,
+                     struct larder_error *err)
+{
+    struct origin_options origin = {o->files_max, o->direct};
+    struct tiers *t;
+    *out = NULL;
+    int rc = new_tiers(shards, n, o, &t, err);
     if (rc)
         return rc;
-    (*t)->store = s;
-    if (o->cache)
-        rc = cache_bind(o->cache, m, root != NULL, &(*t)->bound, err);
-    if (rc) {
-        tiers_close(*t);
-        *t = NULL;
+    rc = origin_open(dir, shards, n, &origin, &t->origin, err);
+    if (!rc)
+        rc = open_engines(t, err);
+    return opened(t, rc, out);
+}
+
+/* Neighbours travel in one GET: with a gap as the options have it, and cut at get_bytes. */
+static struct plan_rules rules_of(const struct larder_remote_options *o)
+{
+    uint32_t get = (uint32_t)MIN(MAX(o->get_bytes, (uint64_t)TIERS_ALIGN), (uint64_t)TIERS_GET_MAX);
+    uint64_t gap = o->gap_bytes == UINT64_MAX ? 0 : o->gap_bytes;
+    return (struct plan_rules){1, (uint32_t)MIN(MAX(gap, (uint64_t)GAP_MIN), (uint64_t)get), get};
+}
+
+int tiers_open_remote(struct remote *r, const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **out,
+                      struct larder_error *err)
+{
+    struct tiers *t;
+    *out = NULL;
+    int rc = new_tiers(shards, n, o, &t, err);
+    if (rc)
+        return rc;
+    t->remote = r;
+    t->rules = rules_of(remote_options(r));
+    rc = origin_http_open(r, shards, n, &t->http, err);
+    if (!rc)
+        rc = open_engines(t, err);
+    return opened(t, rc, out);
+}
+
+/* Binds to a cache: the caller's, or an empty one. */
+static int bind(struct tiers *t, struct tiers_cache *c, struct larder_error *err)
+{
+    struct larder_cache_options none = LARDER_CACHE_OPTIONS_INIT;
+    int rc = LARDER_OK;
+    if (!c && t->remote) {
+        none.name = NULL;
+        none.dram_bytes = LARDER_DRAM_OFF;
+        rc = tiers_cache_open(&none, &t->empty, err);
+        c = t->empty;
     }
-    return rc;
+    return rc || !c ? rc : cache_bind(c, store_manifest(t->store), !t->remote, &t->bound, err);
+}
+
+int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **out, struct larder_error *err)
+{
+    *out = NULL;
+    const struct manifest *m = store_manifest(s);
+    struct store_io *io = store_io_of(s);
+    struct remote *r = o->remote;
+    const char *root = io->ops->local_root ? io->ops->local_root(io) : NULL;
+    AUTO_FREE char *dir = NULL;
+    struct tiers *t;
+    int rc;
+    if (r) {
+        rc = tiers_open_remote(r, m->shards, m->n_shards, o, &t, err);
+    } else {
+        if (!root)
+            return err_set(err, LARDER_EINVAL, "the dataset is neither in a local directory nor below an URL");
+        if (asprintf(&dir, "%s/shards", root) < 0) {
+            dir = NULL;
+            return err_nomem(err, strlen(root) + 8, "a path");
+        }
+        rc = tiers_open_files(dir, m->shards, m->n_shards, o, &t, err);
+    }
+    if (rc)
+        return rc;
+    t->store = s;
+    return opened(t, bind(t, o->cache, err), out);
 }
 
 void tiers_close(struct tiers *t)
@@ -99,7 +166,9 @@ void tiers_close(struct tiers *t)
         tiers_queue_close(t->idle[i]);
     pool_free(t->pool, forked);
     origin_close(t->origin);
-    free(t->bound);
+    origin_http_close(t->http);
+    cache_unbind(t->bound);
+    tiers_cache_close(t->empty);
     if (!forked) {
         pthread_mutex_destroy(&t->lock);
         pthread_cond_destroy(&t->returned);
@@ -107,8 +176,38 @@ void tiers_close(struct tiers *t)
     free(t);
 }
 
-bool tiers_direct(const struct tiers *t) { return origin_direct(t->origin); }
+bool tiers_direct(const struct tiers *t) { return t->origin && origin_direct(t->origin); }
 const char *tiers_engine(const struct tiers *t) { return t->uring ? "io_uring" : "pread"; }
+bool tiers_remote(const struct tiers *t) { return t->remote != NULL; }
+bool tiers_read_again(struct tiers *t) { return t->remote && remote_damaged(t->remote); }
+
+bool tiers_state(const struct tiers *t, char out[160])
+{
+    if (t->remote)
+        remote_state(t->remote, out);
+    return t->remote != NULL;
+}
+
+bool tiers_remote_rules(const struct tiers *t, struct tiers_remote_rules *r)
+{
+    if (!t->remote)
+        return false;
+    const struct larder_remote_options *o = remote_options(t->remote);
+    *r = (struct tiers_remote_rules){t->rules.gap, t->rules.segment_max, o->price_get, o->price_gb};
+    return true;
+}
+
+size_t tiers_cached(const struct tiers *t, const uint64_t *ordinals, size_t n)
+{
+    bool absent[64];
+    size_t found = 0;
+    for (size_t i = 0, some; t->bound && i < n; i += some) {
+        some = MIN(n - i, ARRAY_LEN(absent));
+        found += some - ahead_absent(t->bound, ordinals + i, some, absent);
+    }
+    return found;
+}
+
 bool tiers_has_dram(const struct tiers *t) { return t->bound && t->bound->dram; }
 bool tiers_has_nvme(const struct tiers *t) { return t->bound && t->bound->n_nvme; }
 
@@ -121,6 +220,7 @@ int tiers_fetch_new(struct tiers *t, struct tiers_fetch **out, struct larder_err
     if (!f)
         return err_nomem(err, sizeof(*f), "a fetch");
     f->t = t;
+    f->over_read_max = TIERS_OVER_READ_MAX;
     *out = f;
     return LARDER_OK;
 }
@@ -148,12 +248,12 @@ static int prepare(struct tiers_fetch *f, size_t n, struct larder_error *err)
 
 int tiers_check_extents(const struct tiers *t, const struct extent *extents, size_t n, struct larder_error *err)
 {
-    size_t n_shards = origin_shards(t->origin);
+    size_t n_shards = t->n_shards;
     for (size_t i = 0; i < n; i++) {
         const struct extent *e = &extents[i];
         if (e->shard >= n_shards)
             return err_set(err, LARDER_EINVAL, "shard %u of %zu", e->shard, n_shards);
-        const struct shard_ref *s = origin_shard(t->origin, e->shard);
+        const struct shard_ref *s = &t->shards[e->shard];
         if (e->offset > s->size || e->stored_len > s->size - e->offset)
             return err_set(err, LARDER_ECORRUPT, "shard %s slot %u: its record at offset %llu+%u is outside the file of %llu bytes",
                            s->name, e->slot, (unsigned long long)e->offset, e->stored_len, (unsigned long long)s->size);
@@ -161,12 +261,30 @@ int tiers_check_extents(const struct tiers *t, const struct extent *extents, siz
     return LARDER_OK;
 }
 
-const struct plan_rules *tiers_rules(const struct tiers *t)
+static const struct plan_rules *rules(const struct tiers *t)
 {
     static const struct plan_rules direct = {TIERS_ALIGN, TIERS_GAP_DIRECT, TIERS_SEGMENT_MAX};
     static const struct plan_rules buffered = {1, TIERS_GAP_BUFFERED, TIERS_SEGMENT_MAX};
-    return tiers_direct(t) ? &direct : &buffered;
+    return t->http ? &t->rules : tiers_direct(t) ? &direct : &buffered;
 }
+
+/* Many gaps, each worth its bytes, may still be more than there is memory for: then nearer neighbours only. */
+int tiers_plan(const struct tiers_fetch *f, struct plan *p, uint32_t gap, const struct extent *extents, const struct field_range *ranges,
+               size_t n, struct larder_error *err)
+{
+    struct plan_rules r = *rules(f->t);
+    r.gap = MIN(r.gap, gap);
+    int rc = plan_build(p, &r, extents, ranges, n, err);
+    while (!rc && f->t->http && p->over_read > f->over_read_max && r.gap > GAP_MIN) {
+        r.gap = MAX(r.gap / 2, GAP_MIN);
+        rc = plan_build(p, &r, extents, ranges, n, err);
+    }
+    return rc;
+}
+
+void tiers_fetch_limit(struct tiers_fetch *f, uint64_t over_read_max) { f->over_read_max = MIN(over_read_max, TIERS_OVER_READ_MAX); }
+
+void tiers_fetch_patient(struct tiers_fetch *f) { f->patient = true; }
 
 static int planned(struct tiers_fetch *f, size_t n, size_t memory, size_t *bytes)
 {
@@ -181,7 +299,7 @@ static int plan_extents(struct tiers_fetch *f, const struct field_range *ranges,
 {
     int rc = tiers_check_extents(f->t, f->extents, n, err);
     if (!rc)
-        rc = plan_build(&f->plan, tiers_rules(f->t), f->extents, ranges, n, err);
+        rc = tiers_plan(f, &f->plan, UINT32_MAX, f->extents, ranges, n, err);
     return rc ? rc : planned(f, n, f->plan.memory, bytes);
 }
 
@@ -220,6 +338,8 @@ int tiers_fetch_begin(struct tiers_fetch *f, void *memory, struct larder_error *
     f->run = &f->plan;
     f->next_segment = f->in_flight = 0;
     f->failed = false;
+    if (f->cached)
+        stack_wants(f);
     if (!f->cached || stack_all_hit(f))
         return LARDER_OK;
     int rc = stack_start(f, err);

@@ -31,16 +31,28 @@ int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err);
 /* ---- the stack ---- */
 
 struct tiers;
+struct remote;
 struct tiers_options {
     unsigned queue_depth; /* reads in flight a queue; 0: 64 */
     unsigned files_max;   /* shard files open at once, over all queues; 0: 512, less where RLIMIT_NOFILE is low */
     int direct;           /* enum larder_direct */
     struct tiers_cache *cache; /* NULL: none; borrowed */
+    struct remote *remote;     /* the shards are objects below it; NULL: files of the io's local root. Borrowed */
 };
-/* s is borrowed and must outlive the stack; its io has a local root. */
+/* s is borrowed and must outlive the stack; its io has a local root or is a remote one. */
 int tiers_open(struct store *s, const struct tiers_options *o, struct tiers **t, struct larder_error *err);
 void tiers_close(struct tiers *t);
 bool tiers_direct(const struct tiers *t);        /* what AUTO came to */
+bool tiers_remote(const struct tiers *t);        /* the origin is a bucket or a web server */
+/* What goes on at a remote origin, for who waits: "64 GETs in flight, 61 retries (503), ..."; false: it is none. */
+bool tiers_state(const struct tiers *t, char out[160]);
+/* How a remote origin is read, and what that costs (larder_remote_options); false: it is none. */
+struct tiers_remote_rules { uint64_t gap_bytes, get_bytes; double price_get, price_gb; };
+bool tiers_remote_rules(const struct tiers *t, struct tiers_remote_rules *r);
+/* How many of n samples a tier has now. */
+size_t tiers_cached(const struct tiers *t, const uint64_t *ordinals, size_t n);
+/* Ranges of records failed their CRC: are they worth reading again? Whole records are read again by themselves. */
+bool tiers_read_again(struct tiers *t);
 const char *tiers_engine(const struct tiers *t); /* "io_uring" or "pread" */
 
 struct tiers_stats { uint64_t requests, bytes; }; /* reads submitted, bytes fetched: padding of O_DIRECT included */
@@ -65,11 +77,13 @@ int tiers_fetch_plan(struct tiers_fetch *f, const uint64_t *ordinals, size_t n, 
 /* The same, for byte ranges inside records (single fields): range i of record ordinals[i]. */
 int tiers_fetch_plan_ranges(struct tiers_fetch *f, const struct extent *extents, const struct field_range *ranges, size_t n,
                             size_t *bytes, struct larder_error *err);
+/* A remote origin: at most so many bytes of gaps between records are read with a fetch. 64 MiB where nothing is said. */
+void tiers_fetch_limit(struct tiers_fetch *f, uint64_t over_read_max);
 /* Starts it on q. memory: 4096-aligned, the planned bytes, untouched until completion. tag comes back with the completion. */
 int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory, void *tag, struct larder_error *err);
 /* A completed fetch: LARDER_OK with *f and *tag; LARDER_END: nothing is in flight, or wait is false and none is done,
  * or the queue was cancelled. A failed
- * read is LARDER_EIO or LARDER_ECORRUPT (file ends early) with *f and *tag set: that fetch is over, others go on. Wait blocks. */
+ * read is LARDER_EIO or LARDER_ECORRUPT (file ends early), or what a server said, with *f and *tag set: that fetch is over, others go on. Wait blocks. */
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err);
 /* Record i of the plan's n: what it is (after planning) and where it is (after completion). */
 const struct extent *tiers_fetch_extent(const struct tiers_fetch *f, size_t i);
@@ -92,6 +106,14 @@ bool tiers_has_nvme(const struct tiers *t);
  * tiers_settle waits for those (a few seconds at most, once), so that the next epoch finds all of them. */
 bool tiers_filling(const struct tiers *t); /* there are such */
 void tiers_settle(struct tiers *t);
+
+/* A first epoch over a remote origin with room for all of it in the tiers: its shards come in large GETs, behind what is waited for.
+ * Would they? */
+bool tiers_streams(const struct tiers *t);
+/* Whoever was told true stops it too, after his patient fetches: those wait for what is to come. */
+bool tiers_stream_start(struct tiers *t);
+void tiers_stream_stop(struct tiers *t);
+void tiers_fetch_patient(struct tiers_fetch *f); /* from the next plan on */
 
 /* Blocking: reads a planned fetch through a queue of the stack's own. Any number of threads, a fetch each. */
 int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct larder_error *err);

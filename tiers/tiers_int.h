@@ -19,6 +19,9 @@
 #define TIERS_DEPTH_MAX 4096u
 #define TIERS_FILES_DEFAULT 512u
 #define TIERS_QUEUES_MAX 64u            /* of the stack's own, for tiers_read */
+#define TIERS_GET_MAX ((uint32_t)GIB)   /* of a remote origin: a GET's largest size */
+#define TIERS_OVER_READ_MAX (64 * MIB)  /* gaps that a fetch of a remote origin reads at most, all together */
+#define TIERS_READ_AGAIN 4u             /* records of a remote origin that fail their CRC */
 
 /* ---- planning (segment.c): pure ---- */
 
@@ -38,7 +41,10 @@ struct plan {
     size_t *place;            /* of want i: its offset in the fetch's memory */
     size_t n_segments, memory;
     uint64_t bytes;           /* of all segments */
+    uint64_t over_read;       /* of these, in gaps between wants */
+    uint32_t gap;             /* that it was made with */
     struct want *wants, *scratch;
+    size_t n_wants;           /* sorted by (shard, offset) once the plan is made */
     size_t cap_segments, cap_place, cap_wants, cap_scratch;
 };
 /* Wants are extents[i], or ranges[i] within it when ranges is not NULL. Those of length 0 need no memory: their place is 0. */
@@ -67,7 +73,26 @@ void origin_put(struct origin *o, const struct origin_file *f);
 /* The file system refused a direct read of f: this descriptor and all later ones are buffered. */
 void origin_direct_refused(struct origin *o, struct origin_file *f);
 
-/* ---- engines (uring.c, pool.c): each belongs to one queue ---- */
+/* ---- shards as objects (origin_http.c): thread-safe ---- */
+
+struct remote;
+struct remote_request;
+struct engine;
+struct origin_http;
+/* r and shards[n] are borrowed and must outlive the origin. */
+int origin_http_open(struct remote *r, const struct shard_ref *shards, size_t n, struct origin_http **out, struct larder_error *err);
+void origin_http_close(struct origin_http *o);
+struct remote *origin_http_remote(const struct origin_http *o);
+/* Ranged GETs, at most depth at once: ops name a shard instead of a descriptor. */
+int origin_http_engine(struct origin_http *o, unsigned depth, struct engine **e, struct larder_error *err);
+/* For who starts requests of its own: fills in what a GET of a range of a shard is (name holds ORIGIN_NAME bytes and stays with q, and
+ * buf), and says whether what came is of the object that all others saw. */
+#define ORIGIN_NAME 320u
+void origin_http_prepare(struct origin_http *o, uint32_t shard, uint64_t offset, void *buf, size_t len, char *name,
+                         struct remote_request *q);
+int origin_http_check(struct origin_http *o, uint32_t shard, struct remote_request *q); /* q->rc, or what is wrong: in q->error too */
+
+/* ---- engines (uring.c, pool.c, origin_http.c): each belongs to one queue ---- */
 
 /* One read in an engine's hands; the queue owns the memory. */
 struct read_op {
@@ -75,8 +100,10 @@ struct read_op {
     void *buf;
     uint32_t len;
     int fd;
+    uint32_t shard;       /* of a remote origin, in place of fd */
     bool buffered;        /* may be tried without blocking first */
     int32_t result;       /* bytes, 0 at the end of the file, or -errno */
+    struct larder_error error; /* of a remote origin, when the result is negative */
     struct read_op *next; /* the engine's */
     void *owner;          /* the engine's */
 };
@@ -93,6 +120,12 @@ struct engine_ops {
     void (*register_memory)(struct engine *e, void *memory, size_t len); /* a hint */
     /* No op is in the engine, unless forked: then the caller is a child, and only memory and descriptors are given back. */
     void (*close)(struct engine *e, bool forked);
+    /* poll(2) finds it readable when an op has finished, if all were flushed: for waiting on two engines at once. NULL or -1: there is
+     * none. */
+    int (*descriptor)(struct engine *e);
+    /* Any thread: a reap that waits returns, perhaps with nothing. NULL: reads end soon by themselves. */
+    void (*wake)(struct engine *e);
+    void (*cancel)(struct engine *e); /* what is in the engine comes back soon; NULL: it does anyway */
 };
 struct engine { const struct engine_ops *ops; };
 
@@ -110,12 +143,20 @@ int pool_engine_open(struct pool *p, struct engine **e, struct larder_error *err
 
 struct tiers {
     struct store *store;       /* NULL in tests that plan by extents */
-    struct origin *origin;
+    const struct shard_ref *shards; /* [n_shards], borrowed */
+    size_t n_shards;
+    struct origin *origin;     /* a local directory, or NULL: then */
+    struct origin_http *http;  /* objects, */
+    struct remote *remote;     /* reached by this; borrowed */
+    struct plan_rules rules;   /* of objects */
+    struct stream *stream;     /* running ahead, for the loaders that started it (stream.c); under lock for who holds none */
+    unsigned streamers;
+    struct tiers_cache *empty; /* of objects that have no cache in front: with it their records are checked as they come */
     struct pool *pool;         /* reads where io_uring is refused; idle otherwise */
     unsigned depth;
     bool uring;
     pid_t pid;                 /* of the creator: handles are not for forked children */
-    pthread_mutex_t lock;      /* guards idle, n_idle, n_queues */
+    pthread_mutex_t lock;      /* guards idle, n_idle, n_queues, stream, streamers */
     pthread_cond_t returned;   /* a queue came back to idle */
     struct tiers_queue *idle[TIERS_QUEUES_MAX];
     unsigned n_idle, n_queues;
@@ -128,6 +169,8 @@ int tiers_open_files(const char *dir, const struct shard_ref *shards, size_t n, 
 enum fetch_state { FETCH_EMPTY, FETCH_PLANNED, FETCH_STARTED };
 struct fetch_stack;
 struct tiers_fetch {
+    uint64_t over_read_max;    /* bytes in gaps, of a remote origin */
+    bool patient;              /* waits for what streams */
     struct tiers *t;
     struct extent *extents;
     size_t n, cap_extents;
@@ -149,8 +192,13 @@ struct tiers_fetch {
 };
 
 /* Extents come from record tables or callers: each must lie in its shard. */
+/* tiers_open over objects: shards[n] below r, both borrowed. */
+int tiers_open_remote(struct remote *r, const struct shard_ref *shards, size_t n, const struct tiers_options *o, struct tiers **t,
+                      struct larder_error *err);
 int tiers_check_extents(const struct tiers *t, const struct extent *extents, size_t n, struct larder_error *err);
-const struct plan_rules *tiers_rules(const struct tiers *t);
+/* plan_build by the rules of f's origin. gap: neighbours further apart travel alone; UINT32_MAX: as the origin has it. */
+int tiers_plan(const struct tiers_fetch *f, struct plan *p, uint32_t gap, const struct extent *extents, const struct field_range *ranges,
+               size_t n, struct larder_error *err);
 /* What starting does before the queue: checks memory, claims what a shared tier would admit. */
 int tiers_fetch_begin(struct tiers_fetch *f, void *memory, struct larder_error *err);
 struct engine **tiers_queue_engine(struct tiers_queue *q); /* for tests: put an I/O table in front */

@@ -171,7 +171,13 @@ static void close_ring(struct engine *e, bool forked)
     free(u);
 }
 
-static const struct engine_ops uring_ops = {"io_uring", add, flush, reap, register_memory, close_ring};
+static int descriptor(struct engine *e)
+{
+    const struct uring *u = (struct uring *)e;
+    return u->ring.ring_fd;
+}
+
+static const struct engine_ops uring_ops = {"io_uring", add, flush, reap, register_memory, close_ring, descriptor, NULL, NULL};
 
 /* IORING_OP_READ is younger than io_uring, and sandboxes implement parts of it. */
 static bool reads_supported(struct io_uring *ring)

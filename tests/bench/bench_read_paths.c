@@ -182,7 +182,7 @@ static double cold_bare(void *arg)
 
 static void run(struct ctx *c, int argc, char **argv, const char *name, const char *no_uring, bool cold)
 {
-    struct tiers_options o = {DEPTH, 0, LARDER_DIRECT_OFF};
+    struct tiers_options o = {.queue_depth = DEPTH, .direct = LARDER_DIRECT_OFF};
     struct larder_error err;
     if (!bench_wanted(argc, argv, name))
         return;

@@ -326,7 +326,8 @@ static unsigned faulty_reap(struct engine *e, bool wait, struct read_op **done, 
 }
 static void faulty_register(struct engine *e, void *m, size_t len) { (void)e, (void)m, (void)len; }
 static void faulty_close(struct engine *e, bool forked) { ((struct faulty *)e)->real->ops->close(((struct faulty *)e)->real, forked); }
-static const struct engine_ops faulty_ops = {"faulty", faulty_add, faulty_flush, faulty_reap, faulty_register, faulty_close};
+static const struct engine_ops faulty_ops = {.name = "faulty", .add = faulty_add, .flush = faulty_flush, .reap = faulty_reap,
+                                             .register_memory = faulty_register, .close = faulty_close};
 
 /* One fetch of 30 records through a queue with the fault; returns its code. */
 static int read_faulty(const struct files *f, struct tiers *t, struct faulty y, struct larder_error *err, bool *right)

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * estimate.c - what the next epoch will ask of a remote origin: larder_loader_estimate.
+ *
+ * Records of a shuffled batch lie anywhere: m wanted ones among the bytes of the dataset are a Poisson process of m / bytes. The
+ * next one begins within the gap with probability p = 1 - exp(-density * gap), and then the two travel in one GET with what lies
+ * between them. In storage order, and where the dataset streams into tiers with room for it, GETs are as large as they may be.
+ *
+ * Pure but for the samples that are looked up in the tiers: evenly spread ordinals, all of a small dataset.
+ *
+ * Threads: the loader's.
+ */
+#include <math.h>
+
+#include "loader/loader_int.h"
+
+#define LOOK_UP_MAX 4096
+
+double estimate_gets(const struct estimate_in *in, double *bytes)
+{
+    double missing = in->own * (1 - in->cached), record = in->bytes / in->samples, total = missing * record;
+    double batches = ceil(in->own / MAX(in->batch, 1.0)), m = missing / MAX(batches, 1.0), density, p, between;
+
+    *bytes = total;
+    if (missing < 0.5)
+        return 0;
+    if (in->streams) {
+        *bytes = in->bytes * (1 - in->cached);
+        return ceil(*bytes / in->get_bytes) + in->shards;
+    }
+    if (in->in_order)
+        return MIN(batches * ceil(total / batches / in->get_bytes) + in->shards, missing);
+    density = m / in->bytes;
+    p = -expm1(-density * in->gap);
+    between = p > 0 ? 1 / density - in->gap * exp(-density * in->gap) / p : 0; /* of two that travel together, start to start */
+    between = MAX(between - record, 0);
+    *bytes = batches * (m * record + MAX(m - 1, 0) * p * between);
+    return batches * MAX(m - MAX(m - 1, 0) * p, 1) + *bytes / in->get_bytes * p;
+}
+
+/* The share of the samples that tiers have: of all, or of LOOK_UP_MAX. */
+static double share_cached(struct larder_dataset *ds)
+{
+    uint64_t ordinals[64], samples = ds->manifest->samples, looks = MIN(samples, (uint64_t)LOOK_UP_MAX);
+    size_t n = 0, found = 0;
+
+    for (uint64_t i = 0; i < looks; i++) {
+        ordinals[n++] = (uint64_t)((double)i / looks * samples);
+        if (n == ARRAY_LEN(ordinals) || i + 1 == looks) {
+            found += tiers_cached(ds->tiers, ordinals, n);
+            n = 0;
+        }
+    }
+    return looks ? (double)found / looks : 0;
+}
+
+bool order_is_full(const struct order *o, uint64_t samples)
+{
+    return o->shuffle == LARDER_SHUFFLE_FULL && !o->list && !o->subset && !o->alias && order_length(o) == samples;
+}
+
+void estimate_epoch(struct larder_dataset *ds, const struct order *o, const struct slicing *s, struct larder_loader_estimate *e)
+{
+    struct tiers_remote_rules r;
+    struct estimate_in in = {.samples = ds->manifest->samples, .own = ceil((double)order_length(o) / s->world), .batch = s->batch_size,
+                             .shards = ds->manifest->n_shards, .in_order = o->shuffle == LARDER_SHUFFLE_NONE && !o->list && !o->alias};
+    double bytes;
+
+    e->samples = (uint64_t)in.own;
+    if (e->samples == 0)
+        return;
+    in.cached = share_cached(ds);
+    e->samples_cached = (uint64_t)(in.cached * in.own + 0.5);
+    if (!tiers_remote_rules(ds->tiers, &r))
+        return;
+    for (size_t i = 0; i < ds->manifest->n_shards; i++)
+        in.bytes += ds->manifest->shards[i].stored_bytes;
+    in.gap = r.gap_bytes;
+    in.get_bytes = r.get_bytes;
+    in.streams = order_is_full(o, ds->manifest->samples) && tiers_streams(ds->tiers);
+    e->gets = (uint64_t)(estimate_gets(&in, &bytes) + 0.5);
+    e->bytes = (uint64_t)(bytes + 0.5);
+    e->dollars = e->gets / 1000.0 * r.price_get + e->bytes / 1e9 * r.price_gb;
+}

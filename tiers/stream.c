@@ -1,0 +1,558 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stream.c - a first epoch over a remote origin with room for all of it: the shards come in large GETs, behind those that somebody waits
+ * for, straight into the tiers. So every byte travels about once, though the order of the epoch is a full shuffle.
+ *
+ *     shards, in order --window of slots--> blocks: the records of get_bytes of a shard
+ *     block    --what no tier has: up to RUNS_MAX ranges--> GETs --> checked, admitted --> bell
+ *                                                            ^---- damaged: again ----'
+ *
+ * Fetches of loaders (patient ones) leave records that are still to come to the stream, and look again when the bell rings. What it costs
+ * to fetch single records out of turn, many small GETs, is bounded: stream_allow gives a first batch its own, and later ones a share
+ * of what has streamed.
+ *
+ * Processes of a node divide the blocks among themselves: each is claimed, by a key behind all ordinals. What others had claimed is
+ * looked at again at the end, and read when it did not come.
+ *
+ * Memory is bounded by the blocks: MEMORY_MAX, or an eighth of what is available. The stream ends when all is there, when no tier has
+ * room any more, after FAILURES_MAX blocks that could not be read (who wants their records will be told why), or when the last loader
+ * closes; then whoever waits reads for himself.
+ *
+ * Threads: one of its own does all but the wait for GETs. `lock` guards stop and finished. stream_takes, stream_allow, stream_bell: any.
+ */
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include "tiers/remote.h"
+#include "tiers/stack_int.h"
+
+#define WINDOW_PAGES 48u
+#define WINDOW (WINDOW_PAGES * STORE_ENTRIES_A_PAGE)
+#define RUNS_MAX 16u
+#define HOLE_MAX (64u * 1024)        /* records that are there already, and that it pays to read over */
+#define MEMORY_MAX (128 * MIB)
+#define BLOCKS_MAX 256u
+#define FAILURES_MAX 3u
+#define COMING_NS 2000000000ull      /* from a tier's write buffer to the tier */
+#define ALLOW_BYTES (32 * MIB)       /* fetched out of turn at once, */
+#define ALLOW_SHARE 32u              /* and of what has streamed */
+#define ALLOW_LEAST (64u * 1024)     /* what a small GET costs, in bytes of large ones */
+#define LOOK 64u
+#define MISSING_LEAST 50u            /* one of so many samples must be missing, or it does not pay */
+
+struct run { uint64_t offset; size_t at, len; };
+
+struct block {
+    struct stream *stream;
+    uint32_t shard;
+    uint64_t first;          /* ordinal of e[0] */
+    struct extent *e;
+    bool *missing;           /* of e[i]: no tier has it */
+    size_t n, cap_e, cap_missing;
+    uint8_t *memory;
+    size_t cap_memory, bytes;
+    struct run runs[RUNS_MAX];
+    unsigned n_runs, again;
+    _Atomic unsigned left;   /* GETs that are not over */
+    struct remote_request q[RUNS_MAX];
+    char names[RUNS_MAX][ORIGIN_NAME];
+    bool claimed, flying;
+    struct block *next;      /* in finished */
+};
+
+struct stream {
+    struct tiers *t;
+    struct bound *b;
+    pthread_t thread;
+    uint64_t get_bytes;
+    _Atomic uint64_t *over_ns; /* of a shard: all of it was looked at and read, then; 0: not yet */
+    uint32_t *open;            /* of a shard: blocks under way, and what others have claimed */
+    struct block **blocks;
+    unsigned n_blocks, flying, failures;
+    struct extent *window;
+    uint64_t *ordinals;
+    struct waker waker;
+    _Atomic uint32_t bell;
+    _Atomic uint64_t streamed, allowed, requests, bytes; /* requests, bytes: not counted by any fetch yet */
+    atomic_bool over;
+    pthread_mutex_t lock;
+    pthread_cond_t change;
+    bool stop;
+    struct block *finished;
+};
+
+/* ---- what fetches ask ---- */
+
+bool stream_takes(const struct stream *s, uint32_t shard)
+{
+    if (!s || atomic_load_explicit(&s->over, memory_order_acquire))
+        return false;
+    uint64_t over = atomic_load_explicit(&s->over_ns[shard], memory_order_relaxed);
+    return !over || now_ns() < over + COMING_NS;
+}
+
+bool stream_allow(struct stream *s, uint64_t bytes)
+{
+    uint64_t cost = MAX(bytes, (uint64_t)ALLOW_LEAST);
+    uint64_t most = ALLOW_BYTES + atomic_load_explicit(&s->streamed, memory_order_relaxed) / ALLOW_SHARE;
+    uint64_t now = atomic_load_explicit(&s->allowed, memory_order_relaxed);
+    while (now + cost <= most)
+        if (atomic_compare_exchange_weak_explicit(&s->allowed, &now, now + cost, memory_order_relaxed, memory_order_relaxed))
+            return true;
+    return false;
+}
+
+_Atomic uint32_t *stream_bell(struct stream *s) { return &s->bell; }
+
+void stream_account(struct stream *s, struct larder_tier_stats *origin)
+{
+    origin->requests += atomic_exchange_explicit(&s->requests, 0, memory_order_relaxed);
+    origin->bytes += atomic_exchange_explicit(&s->bytes, 0, memory_order_relaxed);
+}
+
+static void ring(struct stream *s)
+{
+    atomic_fetch_add(&s->bell, 1);
+    share_wake(&s->bell);
+}
+
+/* ---- blocks ---- */
+
+static void done(struct remote_request *q)
+{
+    struct block *b = q->user;
+    struct stream *s = b->stream;
+    if (atomic_fetch_sub(&b->left, 1) != 1)
+        return;
+    pthread_mutex_lock(&s->lock);
+    b->next = s->finished;
+    s->finished = b;
+    pthread_cond_signal(&s->change);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The ranges that hold what is missing, with holes of at most `hole` bytes. How many there are; the first RUNS_MAX are noted. */
+static size_t find_runs(struct block *b, uint64_t hole)
+{
+    size_t n = 0;
+    struct run r = {0};
+    b->bytes = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        const struct extent *e = &b->e[i];
+        if (!b->missing[i] || !e->stored_len)
+            continue;
+        if (n && e->offset >= r.offset && e->offset <= r.offset + r.len + hole) {
+            r.len = MAX(r.len, e->offset + e->stored_len - r.offset);
+        } else {
+            b->bytes += r.len;
+            r = (struct run){e->offset, b->bytes, e->stored_len};
+            n++;
+        }
+        if (n <= RUNS_MAX)
+            b->runs[n - 1] = r;
+    }
+    b->bytes += r.len;
+    return n;
+}
+
+/* Sends the GETs of what is missing. False: there is nothing to read, or no memory for it. */
+static bool send_block(struct block *b)
+{
+    struct stream *s = b->stream;
+    size_t n = find_runs(b, HOLE_MAX);
+    for (uint64_t hole = HOLE_MAX; n > RUNS_MAX; hole *= 2)
+        n = find_runs(b, hole * 2);
+    if (!n)
+        return false;
+    if (b->bytes > b->cap_memory) {
+        free(b->memory);
+        b->cap_memory = round_up(b->bytes + b->bytes / 16, TIERS_ALIGN);
+        b->memory = aligned_alloc(TIERS_ALIGN, b->cap_memory);
+        if (!b->memory) {
+            b->cap_memory = 0;
+            return false;
+        }
+    }
+    b->n_runs = (unsigned)n;
+    b->flying = true;
+    s->flying++;
+    atomic_store(&b->left, b->n_runs);
+    for (unsigned i = 0; i < n; i++) {
+        const struct run *r = &b->runs[i];
+        b->q[i] = (struct remote_request){.priority = REMOTE_STREAM, .done = done, .user = b};
+        origin_http_prepare(s->t->http, b->shard, r->offset, b->memory + r->at, r->len, b->names[i], &b->q[i]);
+        remote_start(s->t->remote, &b->q[i]);
+    }
+    return true;
+}
+
+static uint64_t claim_key(const struct block *b) { return CACHE_ORDINAL_MAX - b->first; }
+
+/* b is over: its claim goes, and whoever waits looks again. */
+static void end_block(struct block *b)
+{
+    struct stream *s = b->stream;
+    if (b->claimed)
+        dram_unclaim(s->b->cache->dram, s->b->dram_space, claim_key(b));
+    b->claimed = b->flying = false;
+    if (--s->open[b->shard] == 0)
+        atomic_store_explicit(&s->over_ns[b->shard], now_ns(), memory_order_relaxed);
+    ring(s);
+}
+
+/* Did all GETs of b do well? Counts them. */
+static bool came(struct block *b)
+{
+    struct stream *s = b->stream;
+    bool well = true;
+    for (unsigned i = 0; i < b->n_runs; i++) {
+        well &= origin_http_check(s->t->http, b->shard, &b->q[i]) == LARDER_OK;
+        if (b->q[i].rc == LARDER_OK)
+            atomic_fetch_add_explicit(&s->bytes, b->q[i].len, memory_order_relaxed);
+    }
+    atomic_fetch_add_explicit(&s->requests, b->n_runs, memory_order_relaxed);
+    return well;
+}
+
+/* Admits the records of a block that came; those that are damaged stay missing. How many. */
+static size_t admit_block(struct block *b)
+{
+    struct stream *s = b->stream;
+    size_t damaged = 0;
+    uint64_t used = 0;
+    unsigned r = 0;
+    for (size_t i = 0; i < b->n; i++) {
+        const struct extent *e = &b->e[i];
+        if (!b->missing[i])
+            continue;
+        while (e->stored_len && e->offset >= b->runs[r].offset + b->runs[r].len)
+            r++;
+        const uint8_t *stored = e->stored_len ? b->memory + b->runs[r].at + (e->offset - b->runs[r].offset) : b->memory;
+        b->missing[i] = crc32c(0, stored, e->stored_len) != e->crc;
+        damaged += b->missing[i];
+        if (b->missing[i])
+            continue;
+        struct cached c = {stored, e->stored_len, e->raw_len, e->crc, e->codec};
+        if (!stack_wanted(s->b, b->first + i))
+            continue;
+        ahead_note(s->b->ahead, b->first + i);
+        used += stack_admit(s->b, b->first + i, &c, false) ? e->stored_len : 0;
+    }
+    remote_used(s->t->remote, used);
+    atomic_fetch_add_explicit(&s->streamed, b->bytes, memory_order_relaxed);
+    return damaged;
+}
+
+static void settle_block(struct block *b)
+{
+    struct stream *s = b->stream;
+    s->flying--;
+    if (!came(b))
+        s->failures++;
+    else if (admit_block(b) && b->again++ < TIERS_READ_AGAIN && remote_damaged(s->t->remote) && send_block(b))
+        return;
+    end_block(b);
+}
+
+/* Settles what has come. wait: until there is something. False: told to stop. */
+static bool take_finished(struct stream *s, bool wait)
+{
+    pthread_mutex_lock(&s->lock);
+    while (wait && !s->finished && !s->stop)
+        pthread_cond_wait(&s->change, &s->lock);
+    struct block *b = s->finished, *next;
+    bool go_on = !s->stop;
+    s->finished = NULL;
+    pthread_mutex_unlock(&s->lock);
+    for (; b; b = next) {
+        next = b->next;
+        settle_block(b);
+    }
+    return go_on;
+}
+
+/* A block that is free, waited for if need be; NULL: told to stop. */
+static struct block *free_block(struct stream *s)
+{
+    while (take_finished(s, s->flying == s->n_blocks))
+        for (unsigned i = 0; i < s->n_blocks; i++)
+            if (!s->blocks[i]->flying)
+                return s->blocks[i];
+    return NULL;
+}
+
+/* ---- the walk over the shards ---- */
+
+/* Which records of b are missing? */
+static bool look(struct block *b)
+{
+    struct stream *s = b->stream;
+    bool some = false;
+    for (size_t i = 0; i < b->n; i += LOOK) {
+        size_t n = MIN(b->n - i, (size_t)LOOK);
+        for (size_t j = 0; j < n; j++)
+            s->ordinals[j] = b->first + i + j;
+        some |= ahead_absent(s->b, s->ordinals, n, b->missing + i) > 0;
+    }
+    return some;
+}
+
+/* MINE: also where there are no claims. wait: until it is. */
+static enum claim claim_block(struct block *b, bool wait)
+{
+    struct stream *s = b->stream;
+    if (!s->b->dram || claim_key(b) < store_manifest(s->t->store)->samples)
+        return CLAIM_NONE;
+    for (;;) {
+        enum claim c = dram_claim(s->b->cache->dram, s->b->dram_space, claim_key(b));
+        b->claimed = c == CLAIM_MINE;
+        if (c != CLAIM_THEIRS || !wait || atomic_load(&s->waker.woken))
+            return c;
+        dram_wait(s->b->cache->dram, s->b->dram_space, claim_key(b), 1000, &s->waker);
+        if (!look(b))
+            return CLAIM_NONE;
+    }
+}
+
+/* Reads what is missing of window[from, to), the records of one block. False: stop. */
+static bool stream_block(struct stream *s, uint32_t shard, uint64_t first, size_t from, size_t to, bool last_pass)
+{
+    struct block *b = free_block(s);
+    if (!b)
+        return false;
+    b->n = to - from;
+    b->shard = shard;
+    b->first = first;
+    b->again = 0;
+    if (GROW(b->e, b->cap_e, b->n, NULL) || GROW(b->missing, b->cap_missing, b->n, NULL))
+        return false;
+    memcpy(b->e, s->window + from, b->n * sizeof(*b->e));
+    if (!look(b))
+        return true;
+    if (!stack_wanted(s->b, first)) /* no room any more */
+        return false;
+    s->open[shard]++;
+    if (claim_block(b, last_pass) == CLAIM_THEIRS)
+        return true; /* shard stays open */
+    if (!send_block(b))
+        end_block(b);
+    return s->failures < FAILURES_MAX;
+}
+
+/* Locates n slots from ordinal `first`, all of one shard: their pages in one go, then the slots. */
+static bool locate(struct stream *s, uint64_t first, size_t n)
+{
+    size_t pages = 0;
+    for (size_t i = 0; i < n; i += STORE_ENTRIES_A_PAGE)
+        s->ordinals[pages++] = first + i;
+    if (store_locate(s->t->store, s->ordinals, pages, s->window, NULL) != LARDER_OK)
+        return false;
+    for (size_t i = 0; i < n; i++)
+        s->ordinals[i] = first + i;
+    return store_locate(s->t->store, s->ordinals, n, s->window, NULL) == LARDER_OK &&
+           tiers_check_extents(s->t, s->window, n, NULL) == LARDER_OK;
+}
+
+static bool stream_shard(struct stream *s, uint32_t shard, bool last_pass)
+{
+    const struct shard_ref *r = &s->t->shards[shard];
+    bool go_on = true;
+    s->open[shard] = 1; /* while we walk */
+    for (uint32_t slot = 0; go_on && slot < r->samples; slot += WINDOW) {
+        size_t n = MIN(r->samples - slot, WINDOW), from = 0;
+        if (!locate(s, r->base + slot, n)) {
+            s->failures++;
+            break;
+        }
+        for (size_t to = 1; go_on && to <= n; to++)
+            if (to == n || s->window[to].offset / s->get_bytes != s->window[from].offset / s->get_bytes) {
+                go_on = stream_block(s, shard, r->base + slot + from, from, to, last_pass);
+                from = to;
+            }
+    }
+    if (--s->open[shard] == 0)
+        atomic_store_explicit(&s->over_ns[shard], now_ns(), memory_order_relaxed);
+    return go_on && s->failures < FAILURES_MAX;
+}
+
+static bool drain(struct stream *s)
+{
+    bool go_on = true;
+    while (s->flying && (go_on = take_finished(s, true)))
+        ;
+    return go_on;
+}
+
+/* Told to stop: what is in flight comes back cancelled. */
+static void cancel(struct stream *s)
+{
+    for (unsigned i = 0; i < s->n_blocks; i++)
+        for (unsigned k = 0; s->blocks[i]->flying && k < s->blocks[i]->n_runs; k++)
+            remote_cancel(s->t->remote, &s->blocks[i]->q[k]);
+    pthread_mutex_lock(&s->lock);
+    while (s->flying) {
+        while (!s->finished)
+            pthread_cond_wait(&s->change, &s->lock);
+        struct block *b = s->finished;
+        s->finished = b->next;
+        s->flying--;
+        if (b->claimed)
+            dram_unclaim(s->b->cache->dram, s->b->dram_space, claim_key(b));
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+static void *stream_main(void *arg)
+{
+    struct stream *s = arg;
+    bool go_on = true;
+    for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++)
+        go_on = stream_shard(s, shard, false);
+    go_on = go_on && drain(s);
+    for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++) /* what others had claimed */
+        if (s->open[shard])
+            go_on = stream_shard(s, shard, true);
+    go_on = go_on && drain(s);
+    cancel(s);
+    for (unsigned d = 0; go_on && d < s->b->n_nvme; d++)
+        nvme_flush_until(s->b->nvme[d], now_ns() + COMING_NS);
+    atomic_store_explicit(&s->over, true, memory_order_release);
+    ring(s);
+    return NULL;
+}
+
+/* ---- start and stop ---- */
+
+static bool room_for(const struct bound *b, double missing)
+{
+    uint64_t room = 0;
+    if (!b->exclusive) /* NVMe holds all of it */
+        return true;
+    if (b->dram) {
+        struct dram_stats d;
+        dram_stats(b->cache->dram, &d);
+        room += d.budget - MIN(d.used, d.budget);
+    }
+    for (unsigned i = 0; b->fill_nvme && i < b->n_nvme; i++) {
+        struct nvme_stats n;
+        nvme_stats(b->nvme[i], &n);
+        room += n.budget - MIN(n.used, n.budget);
+    }
+    return room > missing * 1.1;
+}
+
+bool tiers_streams(const struct tiers *t)
+{
+    const struct bound *b = t->bound;
+    uint64_t ordinals[LOOK], samples = t->store ? store_manifest(t->store)->samples : 0, stored = 0;
+    bool absent[LOOK];
+    size_t looks = 0, missing = 0;
+    if (!t->remote || !b || !b->ahead || b->cache->o.admit || samples < 2 || !stack_wanted(b, 0))
+        return false;
+    for (unsigned i = 0; i < 16; i++) {
+        size_t n = 0;
+        for (; n < LOOK && looks < samples; n++, looks++)
+            ordinals[n] = samples <= 16 * LOOK ? looks : (uint64_t)((double)looks / (16 * LOOK) * samples);
+        missing += n ? ahead_absent(b, ordinals, n, absent) : 0;
+    }
+    for (size_t i = 0; i < t->n_shards; i++)
+        stored += t->shards[i].stored_bytes + t->shards[i].samples * 20ull;
+    return missing * MISSING_LEAST >= looks && room_for(b, (double)stored * missing / looks);
+}
+
+static void stream_free(struct stream *s)
+{
+    for (unsigned i = 0; s->blocks && i < s->n_blocks; i++)
+        if (s->blocks[i]) {
+            free(s->blocks[i]->e);
+            free(s->blocks[i]->missing);
+            free(s->blocks[i]->memory);
+            free(s->blocks[i]);
+        }
+    free(s->blocks);
+    free(s->window);
+    free(s->ordinals);
+    free(s->open);
+    free((void *)s->over_ns);
+    pthread_mutex_destroy(&s->lock);
+    pthread_cond_destroy(&s->change);
+    free(s);
+}
+
+static struct stream *stream_new(struct tiers *t)
+{
+    struct stream *s = calloc(1, sizeof(*s));
+    if (!s)
+        return NULL;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->change, NULL);
+    s->t = t;
+    s->b = t->bound;
+    s->get_bytes = t->rules.segment_max;
+    uint64_t memory = MIN((uint64_t)MEMORY_MAX, memory_available() / 8);
+    unsigned connections = remote_options(t->remote)->requests_max;
+    s->n_blocks = (unsigned)MAX((uint64_t)1, MIN(MIN(memory / s->get_bytes, (uint64_t)(connections - connections / 4)),
+                                                 (uint64_t)BLOCKS_MAX));
+    s->blocks = calloc(s->n_blocks, sizeof(*s->blocks));
+    s->window = malloc(WINDOW * sizeof(*s->window));
+    s->ordinals = malloc(WINDOW * sizeof(*s->ordinals));
+    s->open = calloc(t->n_shards, sizeof(*s->open));
+    s->over_ns = calloc(t->n_shards, sizeof(*s->over_ns));
+    bool ok = s->blocks && s->window && s->ordinals && s->open && s->over_ns;
+    for (unsigned i = 0; ok && i < s->n_blocks; i++) {
+        ok = (s->blocks[i] = calloc(1, sizeof(*s->blocks[i]))) != NULL;
+        if (ok)
+            s->blocks[i]->stream = s;
+    }
+    if (ok)
+        return s;
+    stream_free(s);
+    return NULL;
+}
+
+static bool start_thread(struct stream *s)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool ok = pthread_create(&s->thread, NULL, stream_main, s) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (ok)
+        pthread_setname_np(s->thread, "larder-stream");
+    return ok;
+}
+
+bool tiers_stream_start(struct tiers *t)
+{
+    pthread_mutex_lock(&t->lock);
+    if (!t->stream && tiers_streams(t)) {
+        struct stream *s = stream_new(t);
+        if (s && start_thread(s))
+            t->stream = s;
+        else if (s)
+            stream_free(s);
+    }
+    bool runs = t->stream != NULL;
+    t->streamers += runs;
+    pthread_mutex_unlock(&t->lock);
+    return runs;
+}
+
+void tiers_stream_stop(struct tiers *t)
+{
+    pthread_mutex_lock(&t->lock);
+    struct stream *s = --t->streamers == 0 ? t->stream : NULL;
+    if (s)
+        t->stream = NULL;
+    pthread_mutex_unlock(&t->lock);
+    if (!s)
+        return;
+    pthread_mutex_lock(&s->lock);
+    s->stop = true;
+    pthread_cond_signal(&s->change);
+    pthread_mutex_unlock(&s->lock);
+    dram_wake(&s->waker);
+    pthread_join(s->thread, NULL);
+    stream_free(s);
+}
