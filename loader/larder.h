@@ -142,7 +142,9 @@ typedef void larder_notice_fn(void *user, const char *what, const char *why);
 
 /* What stands in front of the origin: memory (DRAM), then directories on local disks (NVMe). Records are cached as they are
  * stored. All processes of a user on a node that open a cache of the same name share its DRAM, which goes back to the kernel with
- * the last of them, however it ends: nothing is left behind. One cache serves any number of datasets. */
+ * the last of them, however it ends: nothing is left behind. They share its directories, too: what one brings in the others
+ * hit, and what is there stays for the next run. Any of them may be killed at any time. One cache serves any number of
+ * datasets. */
 struct larder_cache;
 
 enum larder_replacement {
@@ -154,8 +156,8 @@ enum larder_replacement {
 #define LARDER_DRAM_OFF UINT64_MAX
 
 struct larder_cache_nvme {
-    const char *dir; /* made when it is not there; belongs to one cache at a time */
-    uint64_t bytes;  /* hard limit of what the directory takes on disk */
+    const char *dir; /* made when it is not there; belongs to one cache name of one user at a time */
+    uint64_t bytes;  /* hard limit of what the directory takes on disk, by all processes. Who joins takes it as it is. */
 };
 
 /* May this ordinal be admitted on this node? Pure; called by any thread. */
@@ -176,7 +178,7 @@ struct larder_cache_options {
 };
 #define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0, 0}
 
-/* Opens or joins a cache. opts may be NULL (all defaults). A directory that another cache uses, or that cannot be used, is
+/* Opens or joins a cache. opts may be NULL (all defaults). A directory that a cache of another name uses, or that cannot be used, is
  * passed by with a warning: larder_cache_warning().
  * Errors: EINVAL, ENOMEM, EIO. Owned: larder_cache_close(), after the datasets that use it are closed and all their samples
  * released. */
@@ -216,10 +218,10 @@ int larder_cache_metrics(const struct larder_cache *cache, const char *path, str
 struct larder_cache_dir_info {
     size_t struct_size;
     uint64_t used_bytes;    /* on disk, of the cache's own files */
-    uint64_t segments, segment_bytes;
+    uint64_t segments, segment_bytes; /* segment_bytes: of most; those of longer records are multiples of it */
     uint64_t entries;       /* records; copies that newer ones replaced and damaged ones included */
     uint64_t datasets;
-    uint64_t holder;        /* process that uses it now; 1 when it did not say; 0: nobody */
+    uint64_t holder;        /* a process that uses it now; 1 when none said so; 0: nobody */
 };
 
 /* One dataset in it. */

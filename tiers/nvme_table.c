@@ -189,39 +189,51 @@ void nvme_segment_free(struct nvme *n, unsigned segment)
     atomic_fetch_add(&h->freed, 1);
 }
 
-void nvme_give_places_back(struct nvme *n, unsigned segment, uint32_t keep)
+static bool lent_to(const struct nvme_shared *h, unsigned i, unsigned lender)
 {
-    uint32_t lent = 1;
-    for (unsigned i = 0; i < n->h->n_segments; i++) {
-        struct nvme_segment *g = &n->h->segments[i];
-        if (g->state != NVME_LENT || g->lender != segment || ++lent <= keep)
-            continue;
-        g->state = NVME_FREE;
-        atomic_fetch_add(&n->h->freed, 1);
-    }
+    return h->segments[i].state == NVME_LENT && h->segments[i].lender == lender;
 }
 
-/* Places that segment `from` has besides its own go to segment `to`. Returns how many. */
-static uint32_t lend_on(struct nvme_shared *h, unsigned from, unsigned to)
+/* Up to `count` places without a file that are lent to segment `from` go to segment `to`; UINT32_MAX: all, with or without. */
+static uint32_t lend_on(struct nvme_shared *h, unsigned from, unsigned to, uint32_t count)
 {
-    uint32_t count = 0;
-    for (unsigned i = 0; i < h->n_segments; i++)
-        if (h->segments[i].state == NVME_LENT && h->segments[i].lender == from) {
+    uint32_t moved = 0;
+    for (unsigned i = 0; i < h->n_segments && moved < count; i++)
+        if (lent_to(h, i, from) && (count == UINT32_MAX || h->segments[i].file_span == 0)) {
             h->segments[i].lender = to;
-            count++;
+            moved++;
         }
-    return count;
+    return moved;
+}
+
+/* A place that still has its file goes with as many others as the file takes. What is lent to a segment and what files there are
+ * always make up its places. */
+void nvme_give_places_back(struct nvme *n, unsigned segment, uint32_t keep)
+{
+    struct nvme_shared *h = n->h;
+    uint32_t lent = 1;
+    for (unsigned i = 0; i < h->n_segments; i++)
+        if (lent_to(h, i, segment) && h->segments[i].file_span) {
+            lend_on(h, segment, i, h->segments[i].file_span - 1);
+            h->segments[i].state = NVME_FREE;
+            atomic_fetch_add(&h->freed, 1);
+        }
+    for (unsigned i = 0; i < h->n_segments; i++)
+        if (lent_to(h, i, segment) && ++lent > keep) {
+            h->segments[i].state = NVME_FREE;
+            atomic_fetch_add(&h->freed, 1);
+        }
 }
 
 void nvme_segment_begin(struct nvme *n, unsigned segment, uint32_t space, uint32_t span)
 {
     struct nvme_shared *h = n->h;
     struct nvme_segment *g = &h->segments[segment];
-    uint32_t lent = 1 + lend_on(h, segment, segment);
+    uint32_t lent = 1 + lend_on(h, segment, segment, UINT32_MAX);
     for (unsigned i = h->n_segments; lent < span && i-- > 0;) {
         if (i == segment || h->segments[i].state != NVME_FREE)
             continue;
-        lent += 1 + lend_on(h, i, segment);
+        lent += 1 + lend_on(h, i, segment, UINT32_MAX);
         h->segments[i].lender = segment;
         h->segments[i].state = NVME_LENT;
     }

@@ -231,6 +231,15 @@ static void seal_full(struct nvme *n, uint32_t space)
         }
 }
 
+/* FIFO: one that is being filled or sealed can be recycled then. */
+static bool room_to_come(const struct nvme_shared *h)
+{
+    bool any = false;
+    for (unsigned i = 0; i < h->n_segments && !any; i++)
+        any = h->segments[i].state == NVME_ACTIVE || h->segments[i].state == NVME_SEALING;
+    return any && h->replacement == REPLACE_FIFO;
+}
+
 /* A new segment. False: not now, or (closed) no room. */
 static bool find_new(struct nvme *n, uint32_t space, uint64_t units, struct spot *spot)
 {
@@ -240,7 +249,8 @@ static bool find_new(struct nvme *n, uint32_t space, uint64_t units, struct spot
     spot->segment = nvme_find_room(n, span);
     spot->at = NVME_PAGE;
     if (spot->segment == NVME_SEGMENTS_MAX) {
-        atomic_store_explicit(&n->closed[space], room_mark(n, space), memory_order_relaxed);
+        if (!room_to_come(n->h))
+            atomic_store_explicit(&n->closed[space], room_mark(n, space), memory_order_relaxed);
         return false;
     }
     if (active && span == 1)
@@ -448,9 +458,11 @@ static int cut_lent(struct nvme *n, unsigned segment)
     unsigned count = 0;
     int rc = 0;
     for (unsigned i = 0; i < n->h->n_segments; i++) {
-        const struct nvme_segment *g = &n->h->segments[i];
-        if (g->state == NVME_LENT && g->lender == segment && g->file_span)
-            list[count++] = (uint16_t)i;
+        struct nvme_segment *g = &n->h->segments[i];
+        if (g->state != NVME_LENT || g->lender != segment || !g->file_span)
+            continue;
+        g->made = false; /* before it is so: we may be killed in between */
+        list[count++] = (uint16_t)i;
     }
     if (!count)
         return 0;

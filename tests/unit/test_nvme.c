@@ -858,6 +858,8 @@ static void *churn(void *arg)
         atomic_fetch_add(&s->wrong, o == NVME_WRONG);
         if (o != NVME_HIT)
             nvme_test_admit(s->n, s->id, 1, ordinal, LEN);
+        if (i % 300 == 299) /* however slow the disk is */
+            nvme_flush(s->n);
     }
     return NULL;
 }
