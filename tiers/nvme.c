@@ -25,8 +25,8 @@
 
 #define READ_ERRORS_MAX 64u      /* in a row */
 #define MEET_MS 200u             /* for a group that is just going */
-#define RECOVERY_MS 300000u      /* for who opens the directory first to find out what is in it */
 #define LOOK_UP_MS 200u
+#define LEAVE_MS 2000u
 
 void nvme_warn(struct nvme *n, const char *fmt, ...)
 {
@@ -96,16 +96,29 @@ static int meet(struct nvme *n, const struct nvme_options *o, struct larder_erro
     }
 }
 
+/* Waits for who opens the directory first to find out what is in it, unless that one is stopped. */
+static bool wait_for_opener(struct nvme *n)
+{
+    while (!nvme_table_lock_wait(n, 1000)) {
+        uint32_t opener = atomic_load(&n->h->opener);
+        if (!opener || share_stopped(n->share, opener))
+            return nvme_table_lock_wait(n, 1000);
+    }
+    return true;
+}
+
 static int join(struct nvme *n, struct larder_error *err)
 {
     struct nvme_shared *h = n->h;
     int rc = LARDER_OK;
-    if (!nvme_table_lock_wait(n, RECOVERY_MS))
-        return err_set(err, LARDER_EBUSY, "%s: a process that opens the cache does not go on", n->dir);
+    if (!wait_for_opener(n))
+        return err_set(err, LARDER_EBUSY, "%s: a process that uses the cache does not go on", n->dir);
     if (!h->ready) {
+        atomic_store(&h->opener, n->member);
         nvme_table_reset(n);
         rc = nvme_recover(n, err);
         h->ready = !rc;
+        atomic_store(&h->opener, 0);
     }
     if (!rc) {
         nvme_register(n);
@@ -181,7 +194,7 @@ int nvme_open(const struct nvme_options *o, struct nvme **out, struct larder_err
 /* It is none of the users any more; what it filled and could not hand over is taken for a dead one's. */
 static void leave(struct nvme *n)
 {
-    if (!nvme_table_lock_wait(n, LOOK_UP_MS * 10))
+    if (!nvme_table_lock_wait(n, LEAVE_MS))
         return;
     if (n->h->members[n->member & 0xff].handles == 1)
         nvme_lock_note(share_carried(n->share), n->member & 0xff, false);
@@ -311,6 +324,8 @@ void nvme_wait(struct nvme *n, uint32_t space, uint64_t ordinal, unsigned timeou
         if (w)
             atomic_store(&w->asleep_on, &n->h->bell);
         if (now >= end || !writer || (w && atomic_load(&w->woken)))
+            break;
+        if (share_stopped(n->share, writer))
             break;
         if (share_alive(n->share, writer)) {
             share_wait(&n->h->bell, bell, (unsigned)MIN((end - now) / 1000000 + 1, LOOK_UP_MS));

@@ -115,7 +115,8 @@ uint64_t nvme_map_bytes(const struct nvme_map *m); /* of the table in use */
  *                    |  ^                     |
  *                    v  |                     |        OPEN: nobody fills it; its owner had nothing more for it, closed, or died
  *                    OPEN <---owner died------+
- *   LENT: its place is taken by the longer segment `lender`, or by what that left of a file. REFUSED: the disk had no room for it; not tried again until the next open. */
+ *   LENT: its place is taken by the longer segment `lender`, or by what that left of a file.
+ *   REFUSED: the disk had no room for it; not tried again until the next open. */
 enum nvme_state { NVME_FREE, NVME_ACTIVE, NVME_SEALING, NVME_SEALED, NVME_OPEN, NVME_LENT, NVME_REFUSED };
 struct nvme_segment {
     uint32_t state, space;
@@ -148,7 +149,8 @@ struct nvme_shared {
     uint64_t segment_bytes;
 
     uint64_t next_seq, other_blocks;  /* other_blocks: bytes on disk in the directory that are no segment */
-    uint64_t checkpoint_ns;
+    _Atomic uint64_t checkpoint_ns;
+    _Atomic uint32_t opener;   /* member that is recovering the directory; 0: nobody */
     uint32_t checkpointer;     /* member that writes one; 0: nobody */
     struct nvme_map_state map;
     struct { uint32_t member, handles; } members[SHARE_PROCESSES_MAX];
@@ -231,7 +233,7 @@ size_t nvme_checkpoint_load(int dir_fd, uint8_t *p);
 uint64_t nvme_shared_bytes(uint64_t budget);
 int nvme_shared_init(void *base, uint64_t budget, enum replacement r, struct larder_error *err);
 bool nvme_shared_good(const struct nvme_shared *h, uint64_t bytes); /* laid out by this version */
-/* False: who holds it does not go on (2 s once, then at once until it does). wait_ms: of a caller that can wait longer. */
+/* False: who holds it does not go on (1 s once, then at once until it does). wait_ms: of a caller that can wait longer. */
 bool nvme_table_lock(struct nvme *n);
 bool nvme_table_lock_wait(struct nvme *n, unsigned wait_ms);
 void nvme_table_unlock(struct nvme *n);

@@ -200,7 +200,8 @@ static int read_heads(struct nvme *n, const bool *there, struct recovery *list, 
 /* How large segments are, and how many: as the directory has them while that suits the limit, else anew. */
 static void choose_sizes(struct nvme_shared *h, const struct recovery *list, size_t count)
 {
-    uint64_t usable = h->budget - RESERVE_BYTES - MIN(h->other_blocks, h->budget - RESERVE_BYTES), have = count ? list[0].head.segment_bytes : 0;
+    uint64_t usable = h->budget - RESERVE_BYTES - MIN(h->other_blocks, h->budget - RESERVE_BYTES);
+    uint64_t have = count ? list[0].head.segment_bytes : 0;
     h->segment_bytes = NVME_SEGMENT_MIN;
     while (h->segment_bytes < NVME_SEGMENT_MAX && h->segment_bytes * NVME_SEGMENTS_WANTED < usable)
         h->segment_bytes *= 2;

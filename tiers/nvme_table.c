@@ -9,7 +9,7 @@
  * (EOWNERDEAD): counts are added up anew from the map, and a segment whose sequence number is 0 is free. For that, steps are
  * ordered: a sequence number is set last and cleared first; a segment's entry is noted before it enters the map; a space
  * is taken last. Repairing again what was half repaired does no harm. Who holds the lock and does not go on (stopped) costs
- * the others 2 s once; then they admit nothing until it does.
+ * the others 1 s once; then they admit nothing until it does.
  *
  * A segment that is being filled belongs to a member. What a dead one leaves is taken over by whoever needs room, opens, registers a
  * dataset or closes: entries that were never published leave the map, the rest of the segment is OPEN for anybody. Its
@@ -23,7 +23,7 @@
 #include "tiers/nvme_int.h"
 
 #define SHARED_MAGIC 0x31766e6472616c02ull
-#define STUCK_MS 2000u
+#define STUCK_MS 1000u
 #define RECORD_MEAN_MIN 256u /* of a segment: that is when its entries are full */
 
 uint64_t nvme_shared_bytes(uint64_t budget)

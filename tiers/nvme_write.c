@@ -391,10 +391,10 @@ int nvme_admit(struct nvme *n, uint32_t space, uint64_t ordinal, const struct ca
 
 /* ---- the writer ---- */
 
-/* The writer has nobody who waits for it, and can be patient. n->lock is given up in between. */
+/* The writer has nobody who waits for it but at close, and can be patient. n->lock is given up in between. */
 static bool lock_table(struct nvme *n)
 {
-    for (int i = 0; i < WRITER_TRIES; i++) {
+    for (int i = 0; i < (n->closing ? 1 : WRITER_TRIES); i++) {
         if (nvme_table_lock_wait(n, 2000))
             return true;
         pthread_mutex_unlock(&n->lock);

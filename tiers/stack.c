@@ -645,10 +645,13 @@ void stack_wait(struct tiers_fetch *f, struct waker *w)
         uint64_t ordinal = k->ordinals[a->i];
         if (a->state != ABSENT_WAIT)
             continue;
-        if (a->coming)
+        if (a->coming) {
             nvme_wait(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal, (unsigned)write_ms, w);
-        else
+            if (nvme_coming(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal))
+                k->written_ns = 0; /* late, or stopped: no more waiting for such */
+        } else {
             dram_wait(k->b->cache->dram, k->b->dram_space, ordinal, (unsigned)ms, w);
+        }
         return;
     }
 }

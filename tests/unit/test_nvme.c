@@ -814,6 +814,43 @@ TEST(killed_with_the_lock_held)
     nvme_close(n);
 }
 
+/* A member that is stopped while it changes what is shared: the others read on, and admit again when it does go on. */
+TEST(stopped_with_the_lock_held)
+{
+    FORKS();
+    const char *dir = tmp_dir();
+    struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+    uint32_t id = nvme_test_id(n, 1);
+    struct nvme_stats st;
+    int status;
+    CHECK_EQ(admit(n, id, 1, 0, 100, LEN), 100);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct nvme *c = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
+        pthread_mutex_lock(&c->lock);
+        if (!nvme_table_lock(c))
+            _exit(1);
+        kill(getpid(), SIGSTOP);
+        nvme_table_unlock(c);
+        pthread_mutex_unlock(&c->lock);
+        nvme_close(c);
+        _exit(0);
+    }
+    REQUIRE(waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
+    CHECK_EQ(hits(n, id, 1, 0, 100, LEN, NULL), 100);
+    for (uint64_t i = 100; i < 1000; i++)
+        CHECK_EQ(nvme_test_admit(n, id, 1, i, LEN), LARDER_ENOMEM); /* the first one waits, the others do not */
+    CHECK(!nvme_closed(n, id));
+    nvme_stats(n, &st);
+    CHECK(st.warning && strstr(st.warning, "does not go on"));
+    kill(pid, SIGCONT);
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    CHECK_EQ(status, 0);
+    CHECK_EQ(admit(n, id, 1, 100, 100, LEN), 100);
+    CHECK_EQ(hits(n, id, 1, 0, 200, LEN, NULL), 200);
+    nvme_close(n);
+}
+
 /* ---- threads ---- */
 
 static void *fill_and_read(void *arg)
