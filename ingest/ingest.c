@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+enum { CHECKS = 8 }; /* shards in a bucket that are looked at at once */
+
 struct run {
     const struct larder_ingest_options *o;
     struct store_io *io;
@@ -163,22 +165,37 @@ static int shard_stands(struct run *r, const struct journal_shard *s, bool *same
     return LARDER_OK;
 }
 
+struct standing { struct run *r; bool *stands; _Atomic size_t next; };
+
+static int standing_worker(void *user, unsigned worker, const atomic_bool *stop, struct larder_error *err)
+{
+    struct standing *c = user;
+    const struct journal *j = &c->r->start.journal;
+    int rc = LARDER_OK;
+    (void)worker;
+    for (size_t i; !rc && !atomic_load(stop) && (i = atomic_fetch_add(&c->next, 1)) < j->n_shards;)
+        rc = shard_stands(c->r, &j->shards[i], &c->stands[i], err);
+    return rc;
+}
+
 /* Keeps of each unit the shards up to the first that does not stand. */
 static int check_shards(struct run *r, struct larder_error *err)
 {
     struct journal *j = &r->start.journal;
-    int rc = LARDER_OK;
-    for (size_t i = 0; !rc && i < j->n_shards;) {
-        const struct journal_shard *s = &j->shards[i];
-        bool same;
-        if ((rc = shard_stands(r, s, &same, err)))
-            break;
-        if (same) {
-            i++;
-            continue;
-        }
-        rc = journal_add_drop(j, s->ref.unit, s->ref.sub, err); /* it and later ones of the unit leave the array: look at i again */
-    }
+    AUTO_FREE bool *stands = calloc(j->n_shards + 1, sizeof(*stands));
+    AUTO_FREE struct journal_unit *drops = calloc(j->n_shards + 1, sizeof(*drops)); /* consumed: the sub */
+    struct standing c = {.r = r, .stands = stands};
+    size_t n = 0;
+    if (!stands || !drops)
+        return err_nomem(err, j->n_shards, "a journal's shards");
+    if (j->n_shards == 0)
+        return LARDER_OK;
+    int rc = crew_run(io_is_local(r->io) ? 1 : CHECKS, standing_worker, NULL, &c, err);
+    for (size_t i = 0; !rc && i < j->n_shards; i++)
+        if (!stands[i])
+            drops[n++] = (struct journal_unit){.unit = j->shards[i].ref.unit, .consumed = j->shards[i].ref.sub};
+    for (size_t i = 0; !rc && i < n; i++)
+        rc = journal_add_drop(j, drops[i].unit, (uint32_t)drops[i].consumed, err);
     return rc;
 }
 

@@ -18,7 +18,8 @@
  * Of a bucket the part is built in the dataset's folder on this machine and then uploaded; the folder below index/ there belongs to
  * the session that holds the lock, so that what an earlier one left is cleared away first. Older parts are read SST by SST.
  *
- * Memory: SORT_BYTES, one batch of keys, and a few bytes a shard. One thread, and UPLOADS more while a part is uploaded.
+ * Memory: SORT_BYTES, one batch of keys, and a few bytes a shard; of a bucket also the keys of KEYS_AHEAD shards. One thread; of a
+ * bucket KEYS_AHEAD more while keys are fetched, and UPLOADS more while a part is uploaded.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +34,7 @@ enum {
     DROP_SORT_BYTES = 4 << 20,
     CACHE_BYTES = 32 << 20,
     BATCH = 256,
+    KEYS_AHEAD = 4,         /* shards of a bucket whose keys are fetched at once, and held */
     UPLOADS = 4,            /* files of a part under way at once */
     UPLOAD_CHUNK = 1 << 20,
     GROWTH = 2,             /* an older part of at most this many times the keys gathered is absorbed */
@@ -268,8 +270,18 @@ static void merge_close(struct merge *m)
     free(m);
 }
 
-/* Keys of the new shards with their ordinals. */
-static int add_shard(struct merge *m, const struct shard_ref *ref, struct larder_error *err)
+/* ---- keys of the new shards ---- */
+
+static int add_key(struct merge *m, const struct shard_ref *ref, uint32_t slot, const void *key, size_t len, struct larder_error *err)
+{
+    uint8_t ordinal[8];
+
+    put_u64(ordinal, ref->base + slot);
+    return extsort_add(m->sorted, key, len, ordinal, sizeof(ordinal), err);
+}
+
+/* Goes through a shard's keys: to the sort, or, with keys, behind each other into that, each after its length. */
+static int scan_keys(struct merge *m, const struct shard_ref *ref, struct buf *keys, struct larder_error *err)
 {
     struct shard_scan *scan;
     struct scan_item item;
@@ -279,12 +291,14 @@ static int add_shard(struct merge *m, const struct shard_ref *ref, struct larder
     if (rc)
         return rc;
     while ((rc = shard_scan_next(scan, &item, err)) == LARDER_OK) {
-        uint8_t ordinal[8];
-        put_u64(ordinal, ref->base + item.slot);
+        uint8_t len[2];
+        put_u16(len, (uint16_t)item.key_len);
         if (item.key_len == 0 || item.key_len > LARDER_KEY_MAX || item.slot >= ref->samples)
             rc = err_set(err, LARDER_ECORRUPT, "shard %s slot %u: a key of %zu bytes", ref->name, item.slot, item.key_len);
-        else
-            rc = extsort_add(m->sorted, item.key, item.key_len, ordinal, sizeof(ordinal), err);
+        else if (!keys)
+            rc = add_key(m, ref, item.slot, item.key, item.key_len, err);
+        else if (!(rc = buf_append(keys, len, sizeof(len), err)))
+            rc = buf_append(keys, item.key, item.key_len, err);
         if (rc)
             break;
         slots++;
@@ -293,6 +307,45 @@ static int add_shard(struct merge *m, const struct shard_ref *ref, struct larder
     if (rc == LARDER_END && slots != ref->samples)
         return err_set(err, LARDER_ECORRUPT, "shard %s: %llu keys for %u samples", ref->name, (unsigned long long)slots, ref->samples);
     return rc == LARDER_END ? LARDER_OK : rc;
+}
+
+/* Shards of a bucket whose keys are fetched side by side. */
+struct ahead { struct merge *m; size_t first, n; struct buf keys[KEYS_AHEAD]; };
+
+static int ahead_worker(void *user, unsigned worker, const atomic_bool *stop, struct larder_error *err)
+{
+    struct ahead *a = user;
+
+    (void)stop;
+    return scan_keys(a->m, &a->m->g->shards[a->first + worker], &a->keys[worker], err);
+}
+
+static int add_ahead(struct ahead *a, struct larder_error *err)
+{
+    int rc = crew_run((unsigned)a->n, ahead_worker, NULL, a, err);
+
+    for (size_t i = 0; i < a->n; i++) {
+        const struct shard_ref *ref = &a->m->g->shards[a->first + i];
+        const uint8_t *p = a->keys[i].data;
+        for (uint32_t slot = 0; !rc && slot < ref->samples; slot++, p += 2 + get_u16(p))
+            rc = add_key(a->m, ref, slot, p + 2, get_u16(p), err);
+        buf_release(&a->keys[i]);
+    }
+    return rc;
+}
+
+/* In the order of their ordinals, which the sort keeps for equal keys. */
+static int add_shards(struct merge *m, struct larder_error *err)
+{
+    const struct gen *g = m->g;
+    int rc = LARDER_OK;
+
+    for (size_t i = g->first_new; !rc && i < g->n_shards;) {
+        struct ahead a = {.m = m, .first = i, .n = io_is_local(g->io) ? 1 : MIN(g->n_shards - i, (size_t)KEYS_AHEAD)};
+        rc = a.n == 1 ? scan_keys(m, &g->shards[i], NULL, err) : add_ahead(&a, err);
+        i += a.n;
+    }
+    return rc;
 }
 
 static int merge_open(struct gen *g, struct extsort *drops, struct merge **out, struct larder_error *err)
@@ -309,8 +362,7 @@ static int merge_open(struct gen *g, struct extsort *drops, struct merge **out, 
         return err_nomem(err, (size_t)BATCH * LARDER_KEY_MAX, "merging keys");
     if ((rc = extsort_new(g->dir, SORT_BYTES, &m->sorted, err)))
         return rc;
-    for (size_t i = g->first_new; !rc && i < g->n_shards; i++)
-        rc = add_shard(m, &g->shards[i], err);
+    rc = add_shards(m, err);
     if (!rc)
         rc = extsort_sort(m->sorted, err);
     if (!rc && g->n_kept > 0)

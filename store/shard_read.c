@@ -537,12 +537,14 @@ int shard_scan_next(struct shard_scan *s, struct scan_item *item, struct larder_
     int rc = LARDER_OK, rc2;
     if (s->what & SCAN_KEYS) /* first, so that a damaged record can be named */
         rc = scan_key(s, item, &first);
-    rc2 = section_window(s, &s->entries, trailer_find(&s->t, SECTION_TABLE, 0), (uint64_t)s->slot * STORE_ENTRY, STORE_ENTRY, &p, rc ? NULL : &first);
+    bool records = s->what & SCAN_RECORDS;
+    rc2 = records ? section_window(s, &s->entries, trailer_find(&s->t, SECTION_TABLE, 0), (uint64_t)s->slot * STORE_ENTRY, STORE_ENTRY, &p,
+                                   rc ? NULL : &first) : LARDER_OK;
     rc = rc ? rc : rc2;
-    if (!rc2 && entry_decode(p, s->t.footer_off, &item->extent))
+    if (!rc2 && records && entry_decode(p, s->t.footer_off, &item->extent))
         rc = rc2 = err_set(&first, LARDER_ECORRUPT, "%s: record table entry of slot %u points outside the records", s->path, s->slot);
     item->extent.slot = s->slot;
-    if (!rc2 && (s->what & SCAN_RECORDS)) {
+    if (!rc2 && records) {
         rc2 = scan_record(s, item, rc ? NULL : &first);
         rc = rc ? rc : rc2;
     }

@@ -205,7 +205,7 @@ void shard_info_release(struct shard_info *info);
 
 /* Streams a shard in slot order with large reads and bounded memory. */
 struct shard_scan;
-enum { SCAN_KEYS = 1, SCAN_RECORDS = 2 }; /* what is wanted */
+enum { SCAN_KEYS = 1, SCAN_RECORDS = 2 }; /* what is wanted; the extent goes with the records */
 int shard_scan_open(struct store_io *io, const struct shard_ref *ref, int what, struct shard_scan **scan, struct larder_error *err);
 struct scan_item { uint32_t slot; const void *key; size_t key_len; const void *stored; struct extent extent; };
 /* LARDER_OK, LARDER_END, or ECORRUPT (item->slot says where; the scan can go on with the next slot unless the footer itself
