@@ -295,7 +295,7 @@ int manifest_create(struct store_io *io, uint64_t generation, const struct buf *
     if (rc == LARDER_EEXIST)
         return err_set(err, LARDER_EBUSY, "another writer committed generation %llu first: nothing of yours is lost, run the same "
                        "command again to go on top of it", (unsigned long long)generation);
-    if (open)
+    if (rc && open)
         return err_set(err, LARDER_EREMOTE, "it is not known whether generation %llu was committed (%.110s): larder info tells; the same "
                        "command run again goes on", (unsigned long long)generation, why.message);
     if (rc && err)

@@ -381,6 +381,30 @@ static const struct store_io_ops sim_ops = {
     .sync = sim_sync, .where = sim_where, .work_root = sim_work_root, .drop_unfinished = sim_drop_unfinished, .close = sim_close,
 };
 
+struct sim_upload { struct sim_bucket *b; struct store_io *from; };
+
+static inline int sim_upload_one(void *user, const char *name, uint64_t size, uint64_t mtime_s)
+{
+    struct sim_upload *u = user;
+    AUTO_FREE uint8_t *data = malloc(size + 1);
+    (void)mtime_s;
+    int rc = io_read(u->from, name, 0, data, size, NULL);
+    if (!rc)
+        sim_store(u->b, name, data, size);
+    return rc;
+}
+
+/* Puts the files of a folder into the bucket. False: they cannot be read. */
+static inline bool sim_upload(struct sim_bucket *b, const char *dir)
+{
+    struct sim_upload u = {.b = b};
+    if (io_file_open(dir, false, 0, &u.from, NULL))
+        return false;
+    int rc = u.from->ops->list(u.from, "", sim_upload_one, &u, NULL);
+    io_close(u.from);
+    return rc == 0;
+}
+
 /* A client without faults; closed with io_close. work: its scratch folder, made at first use; NULL: none. */
 static inline struct sim_io *sim_open(struct sim_bucket *b, uint64_t seed, const char *work)
 {

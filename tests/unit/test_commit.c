@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "store/store_int.h"
+#include "tests/model/sim_s3.h"
 #include "tests/unit/dataset.h"
 
 static const struct dataset_spec spec = {.n = 10, .shard_samples = 10, .len_min = 5, .text_len = 3};
@@ -20,6 +21,8 @@ static int commit(struct store_io *io, uint64_t generation, struct larder_error 
     struct manifest m;
     int rc = generation_load(io, 1, &m, err);
     m.generation = generation;
+    if (!rc)
+        rc = random_bytes(m.lineage, sizeof(m.lineage), err); /* no two are alike */
     if (!rc)
         rc = generation_commit(io, &m, err);
     manifest_release(&m);
@@ -117,6 +120,57 @@ TEST(of_twelve_writers_one_wins)
     CHECK_EQ(r.won, 1);
     CHECK_EQ(r.lost, 11);
     io_close(r.io);
+}
+
+/* What happens to the creation of a manifest in a bucket: counts down to a fault. */
+static struct { int fail, lost; bool other_first; } plan;
+
+static void planned(struct sim_io *s, const char *name)
+{
+    s->faults = (struct sim_faults){0};
+    if (plan.other_first)
+        sim_store(s->b, name, "{\"a\":1,\"crc32c\":\"00000000\"}\n", 28);
+    else if (plan.fail > 0)
+        s->faults.fail = plan.fail-- ? 10000 : 0;
+    else if (plan.lost > 0)
+        s->faults.lost = plan.lost-- ? 10000 : 0;
+}
+
+/* Reading works again at once. */
+static int heal_and_read(struct store_io *io, struct store_whole *w, size_t n, struct larder_error *err)
+{
+    sim_of(io)->faults = (struct sim_faults){0};
+    return sim_ops.read_whole(io, w, n, err);
+}
+
+TEST(answers_that_get_lost)
+{
+    struct sim_bucket *b = sim_bucket_new();
+    REQUIRE(sim_upload(b, dataset_make(&spec)));
+    struct sim_io *s = sim_open(b, 1, NULL);
+    struct store_io_ops ops = sim_ops;
+    struct larder_error err = {0};
+    uint64_t g = 0;
+    ops.read_whole = heal_and_read;
+    s->io.ops = &ops;
+    s->before_create = planned;
+    plan.lost = 1; /* it happened: seen by reading it */
+    CHECK_OK(commit(&s->io, 2, &err), &err);
+    plan.fail = 2; /* it did not, twice: tried again */
+    CHECK_OK(commit(&s->io, 3, &err), &err);
+    plan.fail = 3;
+    int rc = commit(&s->io, 4, &err);
+    CHECK_EQ(rc, LARDER_EREMOTE);
+    CHECK(strstr(err.message, "not known") && commit_is_open(&s->io, rc));
+    CHECK_OK(commit(&s->io, 4, &err), &err);
+    CHECK_ERR(commit(&s->io, 4, &err), LARDER_EBUSY, &err);
+    plan.other_first = true;
+    rc = commit(&s->io, 5, &err); /* damaged: nobody knows whose */
+    CHECK(rc == LARDER_EREMOTE && commit_is_open(&s->io, rc));
+    CHECK_OK(generation_newest(&s->io, &g, &err), &err);
+    CHECK_EQ(g, 5);
+    io_close(&s->io);
+    sim_bucket_free(b);
 }
 
 TEST_MAIN();

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 
 #include "store/store.h"
+#include "tests/model/sim_s3.h"
 #include "tests/unit/test.h"
 
 static struct store_io *open_dir(const char *dir)
@@ -162,7 +163,7 @@ static const char *no_root(struct store_io *io)
 TEST(only_local_folders)
 {
     static const struct store_io_ops ops = {.local_root = no_root};
-    struct store_io io = {&ops};
+    struct store_io io = {.ops = &ops};
     struct larder_error err;
     struct session s;
     bool fresh;
@@ -192,6 +193,41 @@ TEST(odd_journals)
     CHECK_ERR(session_lock(io, &s, &fresh, &err), LARDER_ECORRUPT, &err);
     CHECK(s.fd == -1 && s.root == NULL);
     io_close(io);
+}
+
+TEST(of_a_bucket)
+{
+    struct sim_bucket *b = sim_bucket_new();
+    const char *one = tmp_dir(), *two = tmp_dir();
+    struct sim_io *a = sim_open(b, 1, one), *same = sim_open(b, 2, one), *elsewhere = sim_open(b, 3, two), *none = sim_open(b, 4, NULL);
+    struct larder_error err;
+    struct session s, t;
+    bool fresh;
+
+    REQUIRE_OK(session_lock(&a->io, &s, &fresh, &err), &err);
+    CHECK_STR(s.root, one);
+    CHECK_ERR(session_lock(&same->io, &t, &fresh, &err), LARDER_EBUSY, &err);
+    CHECK(strstr(err.message, "s3://sim/data: another writer") != NULL);
+    REQUIRE_OK(session_lock(&elsewhere->io, &t, &fresh, &err), &err); /* the commit decides */
+    session_unlock(&t, true);
+    CHECK_ERR(session_lock(&none->io, &t, &fresh, &err), LARDER_EIO, &err);
+    session_unlock(&s, true);
+    CHECK_EQ(a->trips, 0);
+    sim_store(b, "manifests-of-something-else", "x", 1);
+    CHECK_ERR(place_check(&a->io, &err), LARDER_EEXIST, &err);
+    CHECK(strstr(err.message, "manifests-of-something-else") != NULL);
+    sim_drop(b, "manifests-of-something-else");
+    for (int i = 0; i < 5000; i++) { /* of a run elsewhere; not all of it is looked at */
+        char name[40];
+        snprintf(name, sizeof(name), "shards/%d", i);
+        sim_store(b, name, "x", 1);
+    }
+    CHECK_OK(place_check(&a->io, &err), &err);
+    CHECK(a->lists < 30);
+    struct sim_io *all[] = {a, same, elsewhere, none};
+    for (int i = 0; i < 4; i++)
+        io_close(&all[i]->io);
+    sim_bucket_free(b);
 }
 
 TEST_MAIN();

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The reader: extents, records, single fields, keys and columns of datasets whose every byte is known. */
 #include "store/store_int.h"
+#include "tests/model/sim_s3.h"
 #include "tests/unit/dataset.h"
 
 struct fixture { struct store_io *io; struct store *s; struct decoder *d; };
@@ -161,6 +162,54 @@ TEST(damage_names_the_place)
     CHECK_ERR(store_decode(f.s, f.d, &e, stored, NULL, v, &err), LARDER_ECORRUPT, &err);
     CHECK(strstr(err.message, "slot 5") && strstr(err.message, "ordinal 25") && strstr(err.message, store_manifest(f.s)->shards[2].name));
     tear_down(&f);
+}
+
+TEST(trips_to_a_bucket)
+{
+    static const struct dataset_spec spec = {.n = 20000, .shard_samples = 700, .len_min = 5, .len_spread = 20, .text_len = 90,
+                                             .compression = LARDER_COMPRESS_ZSTD};
+    struct sim_bucket *b = sim_bucket_new();
+    REQUIRE(sim_upload(b, dataset_make(&spec)));
+    struct sim_io *s = sim_open(b, 1, NULL);
+    struct fixture f = {.io = &s->io};
+    struct larder_error err = {0};
+    uint64_t ordinals[32], rng = 9;
+    struct extent e[32];
+    char key[64], want[64];
+    size_t len = 0;
+    REQUIRE_OK(store_open(f.io, &(struct store_options){0}, &f.s, &err), &err);
+    REQUIRE_OK(decoder_new(&f.d, &err), &err);
+    CHECK_EQ(s->trips, 2); /* the hint; its manifest and the one that could follow */
+    for (int i = 0; i < 32; i++)
+        ordinals[i] = rng_below(&rng, spec.n);
+    REQUIRE_OK(store_locate(f.s, ordinals, 32, e, &err), &err);
+    CHECK_EQ(s->trips, 3); /* all pages of all shards */
+    for (int i = 0; i < 32; i++)
+        check_sample(&f, &spec, ordinals[i], &e[i]);
+    uint64_t before = s->trips;
+    AUTO_FREE int64_t *labels = malloc(spec.n * sizeof(*labels));
+    REQUIRE_OK(store_column(f.s, F_LABEL, 0, spec.n, labels, &err), &err);
+    CHECK_EQ(s->trips, before + 2); /* 29 trailers, then the columns' pages */
+    for (uint64_t i = 0; i < spec.n; i++)
+        CHECK_EQ(labels[i], i % 10);
+    before = s->trips;
+    REQUIRE_OK(store_key(f.s, 12345, key, sizeof(key), &len, &err), &err);
+    CHECK(len == sample_key(12345, want) && !memcmp(key, want, len));
+    CHECK(s->trips <= before + 3);
+    CHECK_EQ(s->heads + s->lists, 0);
+    s->faults = (struct sim_faults){.flip = 500, .cut = 50}; /* damage on the way is not damage */
+    struct store *other;
+    for (int round = 0; round < 20; round++) {
+        REQUIRE_OK(store_open(f.io, &(struct store_options){0}, &other, &err), &err);
+        REQUIRE_OK(store_locate(other, ordinals, 32, e, &err), &err);
+        memset(labels, 0, spec.n * sizeof(*labels));
+        REQUIRE_OK(store_column(other, F_LABEL, 0, spec.n, labels, &err), &err);
+        CHECK_EQ(labels[spec.n - 1], (spec.n - 1) % 10);
+        store_close(other);
+    }
+    CHECK(s->flips > 10);
+    tear_down(&f);
+    sim_bucket_free(b);
 }
 
 TEST_MAIN();
