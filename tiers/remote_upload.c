@@ -537,13 +537,15 @@ static int take_old(void *user, const char *key, const char *id, uint64_t initia
     return LARDER_OK;
 }
 
+/* Without encoding-type: radosgw encodes names then and does not say so. */
 static int uploads_query(const struct remote *r, const char *key, const char *id, struct buf *query, struct larder_error *err)
 {
+    int rc = LARDER_OK;
+
     query->len = 0;
-    int rc = buf_printf(query, err, "encoding-type=url");
-    if (rc == LARDER_OK && key && (rc = buf_printf(query, err, "&key-marker=")) == LARDER_OK)
-        rc = s3_encode(key, false, query, err);
-    if (rc == LARDER_OK && (rc = buf_printf(query, err, "&max-uploads=1000&prefix=")) == LARDER_OK)
+    if (key && (rc = buf_printf(query, err, "key-marker=")) == LARDER_OK && (rc = s3_encode(key, false, query, err)) == LARDER_OK)
+        rc = buf_printf(query, err, "&");
+    if (rc == LARDER_OK && (rc = buf_printf(query, err, "max-uploads=1000&prefix=")) == LARDER_OK)
         rc = s3_encode(r->place.prefix, false, query, err);
     if (rc == LARDER_OK && id && (rc = buf_printf(query, err, "&upload-id-marker=")) == LARDER_OK)
         rc = s3_encode(id, false, query, err);
