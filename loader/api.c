@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "ingest/ingest.h"
+#include "tiers/remote.h"
 
 #define BLOCKS_KEEP_BYTES (64 * MIB)
 
@@ -152,7 +153,8 @@ int dataset_check(const struct larder_dataset *ds, struct larder_error *err)
 static int dataset_open_layers(struct larder_dataset *ds, const struct larder_dataset_options *o, struct larder_error *err)
 {
     struct store_options so = {o->generation, o->table_bytes, o->index_bytes};
-    struct tiers_options to = {.queue_depth = o->queue_depth, .files_max = o->files_max, .direct = o->direct, .cache = cache_of(o->cache)};
+    struct tiers_options to = {.queue_depth = o->queue_depth, .files_max = o->files_max, .direct = o->direct, .cache = cache_of(o->cache),
+                               .remote = remote_of(ds->io)};
     int rc;
 
     rc = store_open(ds->io, &so, &ds->store, err);
