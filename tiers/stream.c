@@ -35,8 +35,9 @@
 #define BLOCKS_MAX 256u
 #define FAILURES_MAX 3u
 #define COMING_NS 2000000000ull      /* from a tier's write buffer to the tier */
-#define ALLOW_BYTES (32 * MIB)       /* fetched out of turn at once, */
-#define ALLOW_SHARE 32u              /* and of what has streamed */
+#define ALLOW_SHARE 32u              /* of the dataset at once, and of what has streamed: fetched out of turn */
+#define ALLOW_BYTES_MIN (8 * MIB)
+#define ALLOW_BYTES_MAX (32 * MIB)
 #define ALLOW_LEAST (64u * 1024)     /* what a small GET costs, in bytes of large ones */
 #define LOOK 64u
 #define MISSING_LEAST 50u            /* one of so many samples must be missing, or it does not pay */
@@ -65,7 +66,7 @@ struct stream {
     struct tiers *t;
     struct bound *b;
     pthread_t thread;
-    uint64_t get_bytes;
+    uint64_t get_bytes, allow_bytes;
     _Atomic uint64_t *over_ns; /* of a shard: all of it was looked at and read, then; 0: not yet */
     uint32_t *open;            /* of a shard: blocks under way, and what others have claimed */
     struct block **blocks;
@@ -95,7 +96,7 @@ bool stream_takes(const struct stream *s, uint32_t shard)
 bool stream_allow(struct stream *s, uint64_t bytes)
 {
     uint64_t cost = MAX(bytes, (uint64_t)ALLOW_LEAST);
-    uint64_t most = ALLOW_BYTES + atomic_load_explicit(&s->streamed, memory_order_relaxed) / ALLOW_SHARE;
+    uint64_t most = s->allow_bytes + atomic_load_explicit(&s->streamed, memory_order_relaxed) / ALLOW_SHARE;
     uint64_t now = atomic_load_explicit(&s->allowed, memory_order_relaxed);
     while (now + cost <= most)
         if (atomic_compare_exchange_weak_explicit(&s->allowed, &now, now + cost, memory_order_relaxed, memory_order_relaxed))
@@ -490,6 +491,9 @@ static struct stream *stream_new(struct tiers *t)
     s->t = t;
     s->b = t->bound;
     s->get_bytes = t->rules.segment_max;
+    for (size_t i = 0; i < t->n_shards; i++)
+        s->allow_bytes += t->shards[i].stored_bytes / ALLOW_SHARE;
+    s->allow_bytes = MIN(MAX(s->allow_bytes, (uint64_t)ALLOW_BYTES_MIN), (uint64_t)ALLOW_BYTES_MAX);
     uint64_t memory = MIN((uint64_t)MEMORY_MAX, memory_available() / 8);
     unsigned connections = remote_options(t->remote)->requests_max;
     s->n_blocks = (unsigned)MAX((uint64_t)1, MIN(MIN(memory / s->get_bytes, (uint64_t)(connections - connections / 4)),
