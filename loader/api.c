@@ -78,11 +78,11 @@ void result_give(void *result, const void *filled, size_t size)
 
 /* ---- places ---- */
 
-/* A dataset's directory, opened. */
+/* A dataset's directory or bucket, opened. */
 struct place {
-    char *path;
+    char *path;     /* for messages too: "s3://bucket/prefix" of a bucket */
     struct store_io *io;
-    bool made; /* by us */
+    bool made;      /* a folder, by us */
 };
 
 static void place_close(struct place *p)
@@ -107,15 +107,27 @@ static int no_dataset(const char *path, struct larder_error *err)
     return err_set(err, LARDER_ENOTFOUND, "%s: no dataset here (no manifest); larder ingest SOURCE %s makes one", path, path);
 }
 
-static int place_open(const char *uri, bool create, struct place *p, struct larder_error *err)
+static int place_open_remote(const char *uri, const struct larder_remote_options *opts, struct place *p, struct larder_error *err)
+{
+    struct larder_remote_options o = LARDER_REMOTE_OPTIONS_INIT;
+    int rc = options_take(opts, &o, sizeof(o), "larder_remote_options", err);
+
+    if (rc == 0)
+        rc = remote_io_open(uri, &o, &p->io, err);
+    if (rc)
+        return rc;
+    p->path = strdup(io_where(p->io));
+    if (p->path)
+        return 0;
+    place_close(p);
+    return err_nomem(err, strlen(uri), "uri");
+}
+
+static int place_open_folder(const char *uri, bool create, struct place *p, struct larder_error *err)
 {
     struct stat st;
-    int rc;
+    int rc = uri_to_path(uri, &p->path, err);
 
-    *p = (struct place){0};
-    if (!uri || !*uri)
-        return err_set(err, LARDER_EINVAL, "the dataset's uri is %s", uri ? "empty" : "NULL");
-    rc = uri_to_path(uri, &p->path, err);
     if (rc)
         return rc;
     p->made = create && lstat(p->path, &st) != 0;
@@ -127,7 +139,15 @@ static int place_open(const char *uri, bool create, struct place *p, struct lard
     return rc;
 }
 
-/* A directory without any generation is no dataset: says so in place of the error that led here. */
+static int place_open(const char *uri, bool create, const struct larder_remote_options *remote, struct place *p, struct larder_error *err)
+{
+    *p = (struct place){0};
+    if (!uri || !*uri)
+        return err_set(err, LARDER_EINVAL, "the dataset's uri is %s", uri ? "empty" : "NULL");
+    return uri_is_remote(uri) ? place_open_remote(uri, remote, p, err) : place_open_folder(uri, create, p, err);
+}
+
+/* A place without any generation is no dataset: says so in place of the error that led here. */
 static int place_explain(struct place *p, int rc, struct larder_error *err)
 {
     struct larder_error e;
@@ -187,7 +207,7 @@ int larder_dataset_open(const char *uri, const struct larder_dataset_options *op
         return err_set(err, LARDER_EINVAL, "larder_dataset_options.queue_depth: %u is more than 4096", o.queue_depth);
     if (o.cache && (rc = tiers_cache_check(cache_of(o.cache), err)))
         return rc;
-    rc = place_open(uri, false, &p, err);
+    rc = place_open(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     ds = calloc(1, sizeof(*ds));
@@ -206,6 +226,24 @@ int larder_dataset_open(const char *uri, const struct larder_dataset_options *op
         return rc;
     }
     *out = ds;
+    return 0;
+}
+
+int larder_dataset_remote_stats(const struct larder_dataset *ds, struct larder_remote_stats *stats, struct larder_error *err)
+{
+    struct larder_remote_stats s = {0};
+    const struct remote *r;
+    int rc;
+
+    rc = dataset_check(ds, err);
+    if (rc == 0)
+        rc = result_check(stats, sizeof(s), "larder_remote_stats", err);
+    if (rc)
+        return rc;
+    r = remote_of(ds->io);
+    if (r)
+        remote_stats(r, &s);
+    result_give(stats, &s, sizeof(s));
     return 0;
 }
 
@@ -403,7 +441,7 @@ int larder_writer_open(const char *uri, const struct larder_field *fields, size_
     if (!w)
         return err_nomem(err, sizeof(*w), "writer");
     w->pid = getpid();
-    rc = place_open(uri, !o.append, &w->place, err);
+    rc = place_open(uri, !o.append, o.remote, &w->place, err);
     if (rc == 0) {
         rc = writer_open(w->place.io, fields, n_fields, &o, &w->writer, err);
         if (rc && o.append)
@@ -516,7 +554,7 @@ int larder_ingest_run(const char *const *sources, size_t n_sources, const char *
     if (rc == 0)
         rc = sources_check(sources, n_sources, err);
     if (rc == 0)
-        rc = place_open(uri, !o.append, &p, err);
+        rc = place_open(uri, !o.append, o.remote, &p, err);
     if (rc)
         return rc;
     rc = ingest_run(sources, n_sources, p.io, &o, &r, err);
@@ -547,7 +585,7 @@ int larder_verify_run(const char *uri, const struct larder_verify_options *opts,
     if (o.subset_n > o.subset_t || (o.subset_t && !o.subset_n))
         return err_set(err, LARDER_EINVAL, "subset %llu/%llu: n of t needs 1 <= n <= t", (unsigned long long)o.subset_n,
                        (unsigned long long)o.subset_t);
-    rc = place_open(uri, false, &p, err);
+    rc = place_open(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     rc = place_explain(&p, store_verify(p.io, &o, &r, err), err);
@@ -569,7 +607,7 @@ int larder_repair_run(const char *uri, const struct larder_repair_options *opts,
     if (rc == 0)
         rc = report_check(report, sizeof(r), "larder_repair_report", err);
     if (rc == 0)
-        rc = place_open(uri, false, &p, err);
+        rc = place_open(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     rc = store_repair(p.io, &o, &r, err); /* its own ENOTFOUND: neither manifest nor shards */
@@ -591,7 +629,7 @@ int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct 
     if (rc == 0)
         rc = report_check(report, sizeof(r), "larder_gc_report", err);
     if (rc == 0)
-        rc = place_open(uri, false, &p, err);
+        rc = place_open(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     rc = place_explain(&p, store_gc(p.io, &o, &r, err), err);
@@ -599,6 +637,39 @@ int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct 
     if (rc == 0)
         result_give(report, &r, sizeof(r));
     return rc;
+}
+
+int larder_copy_run(const char *src, const char *dst, const struct larder_copy_options *opts, struct larder_copy_report *report,
+                    struct larder_error *err)
+{
+    struct larder_copy_options o = LARDER_COPY_OPTIONS_INIT;
+    struct larder_copy_report r = {.struct_size = sizeof(r)};
+    struct place from, to;
+    int rc;
+
+    rc = options_take(opts, &o, sizeof(o), "larder_copy_options", err);
+    if (rc == 0)
+        rc = report_check(report, sizeof(r), "larder_copy_report", err);
+    if (rc == 0)
+        rc = place_open(src, false, o.remote, &from, err);
+    if (rc)
+        return rc;
+    rc = place_open(dst, true, o.remote, &to, err);
+    if (rc) {
+        place_close(&from);
+        return rc;
+    }
+    rc = store_copy(from.io, to.io, &o, &r, err);
+    if (rc)
+        rc = place_explain(&from, rc, err);
+    place_close(&from);
+    if (rc) {
+        place_undo(&to);
+        return rc;
+    }
+    place_close(&to);
+    result_give(report, &r, sizeof(r));
+    return 0;
 }
 
 int larder_export_run(struct larder_dataset *ds, const char *dest, const struct larder_export_options *opts,
