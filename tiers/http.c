@@ -74,6 +74,7 @@ struct http_loop {
 struct http {
     struct http_options o;
     char *ca_bundle, *user_agent;
+    char *proxy[2], *no_proxy; /* of the environment; proxy[1]: for https. "": none */
     bool ca_folder, curl_ready;
     long buffer_bytes;
     pid_t pid;
@@ -385,6 +386,14 @@ static void easy_put(struct http_loop *l, CURL *easy, bool used)
     }
 }
 
+/* The environment is read when h is opened: curl would read it for every transfer, while the application may be changing it. What is
+ * on this link, as where clouds give out credentials, is not asked through a proxy. */
+static const char *proxy_for(const struct http *h, const char *url)
+{
+    bool link = strncmp(url, "http://169.254.", 15) == 0 || strncmp(url, "http://[fd00:ec2::", 18) == 0;
+    return link ? "" : h->proxy[strncasecmp(url, "https:", 6) == 0];
+}
+
 /* What all transfers have in common. */
 static bool set_common(struct http *h, struct http_loop *l, CURL *e, struct http_transfer *t)
 {
@@ -413,6 +422,8 @@ static bool set_common(struct http *h, struct http_loop *l, CURL *e, struct http
     SET(CURLOPT_WRITEFUNCTION, on_body);
     SET(CURLOPT_WRITEDATA, t);
     SET(CURLOPT_USERAGENT, h->user_agent);
+    SET(CURLOPT_PROXY, proxy_for(h, t->url));
+    SET(CURLOPT_NOPROXY, h->no_proxy);
     if (h->ca_bundle)
         SET(h->ca_folder ? CURLOPT_CAPATH : CURLOPT_CAINFO, h->ca_bundle);
     if (h->o.insecure) {
@@ -855,6 +866,28 @@ static void loop_close(struct http_loop *l, bool forked)
     free(l->sockets);
 }
 
+/* The first of the names that is set; "" where none is. HTTP_PROXY is not asked: a web server may set it for whom it starts. */
+static char *first_env(const char *const *names, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const char *v = getenv(names[i]);
+        if (v && *v)
+            return strdup(v);
+    }
+    return strdup("");
+}
+
+static bool copy_proxies(struct http *h)
+{
+    static const char *const plain[] = {"http_proxy", "all_proxy", "ALL_PROXY"};
+    static const char *const tls[] = {"https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"};
+    static const char *const none[] = {"no_proxy", "NO_PROXY"};
+    h->proxy[0] = first_env(plain, ARRAY_LEN(plain));
+    h->proxy[1] = first_env(tls, ARRAY_LEN(tls));
+    h->no_proxy = first_env(none, ARRAY_LEN(none));
+    return h->proxy[0] && h->proxy[1] && h->no_proxy;
+}
+
 static int copy_options(struct http *h, const struct http_options *o, struct larder_error *err)
 {
     h->o = *o;
@@ -872,7 +905,7 @@ static int copy_options(struct http *h, const struct http_options *o, struct lar
         h->ca_folder = S_ISDIR(st.st_mode);
         h->ca_bundle = strdup(o->ca_bundle);
     }
-    if (!h->user_agent || (o->ca_bundle && !h->ca_bundle))
+    if (!copy_proxies(h) || !h->user_agent || (o->ca_bundle && !h->ca_bundle))
         return err_nomem(err, 0, "HTTP options");
     h->loops = calloc(h->o.loops, sizeof(*h->loops));
     return h->loops ? LARDER_OK : err_nomem(err, h->o.loops * sizeof(*h->loops), "HTTP loops");
@@ -917,6 +950,9 @@ void http_close(struct http *h)
         curl_global_cleanup();
     free(h->loops);
     free(h->ca_bundle);
+    free(h->proxy[0]);
+    free(h->proxy[1]);
+    free(h->no_proxy);
     free(h->user_agent);
     free(h);
 }

@@ -1,5 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* LIBS: -lssl */
 /* test_http.c - transfers against a scripted server: what arrives, how each fault ends, queueing, canceling, closing. */
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/ssl.h>
+#include <openssl/x509v3.h>
+#include <signal.h>
 #include <sys/wait.h>
 
 #include "tests/unit/http_server.h"
@@ -328,6 +334,182 @@ TEST(no_connection)
     CHECK_EQ(t.end, HTTP_BAD);
     http_close(h);
     close(fd);
+}
+
+/* Takes connections, in the kernel, and does no more. */
+static int deaf_listener(char url[256])
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(fd >= 0 && bind(fd, (struct sockaddr *)&a, sizeof(a)) == 0 && listen(fd, 16) == 0 &&
+            getsockname(fd, (struct sockaddr *)&a, &len) == 0);
+    snprintf(url, 256, "http://127.0.0.1:%d/x", ntohs(a.sin_port));
+    return fd;
+}
+
+TEST(nobody_reads)
+{
+    struct http *h = http_with((struct http_options){.stall_ms = 300});
+    char url[256];
+    int fd = deaf_listener(url);
+    uint8_t *body = calloc(1, 64 * MIB); /* more than sockets hold */
+    struct http_transfer t = {.method = HTTP_PUT, .url = url, .body = body, .body_len = 64 * MIB};
+    run(h, &t);
+    CHECK_EQ(t.end, HTTP_STALLED);
+    CHECK(t.sent > 0 && t.sent < 64 * MIB);
+    t = (struct http_transfer){.url = url};
+    run(h, &t);
+    CHECK_EQ(t.end, HTTP_STALLED);
+    http_close(h);
+    close(fd);
+    free(body);
+}
+
+TEST(proxies)
+{
+    struct seen seen = {.body = (const uint8_t *)""};
+    struct server s = {.handle = remember, .user = &seen};
+    char url[256];
+    server_start(&s);
+    unsetenv("no_proxy");
+    unsetenv("NO_PROXY");
+    struct larder_error err;
+    struct http *h;
+    setenv("http_proxy", server_url(&s, "", url), 1);
+    CHECK_OK(http_open(&(struct http_options){0}, &h, &err), &err);
+    setenv("http_proxy", "http://127.0.0.1:1", 1); /* read once */
+    struct http_transfer t = {.url = "http://bucket.example/key%20x"};
+    run(h, &t);
+    CHECK_EQ(t.end, HTTP_DONE);
+    CHECK_STR(seen.path, "http://bucket.example/key%20x");
+    CHECK(strstr(seen.head, "Host: bucket.example\r\n"));
+    http_close(h);
+    setenv("http_proxy", "http://127.0.0.1:1", 1);
+    setenv("no_proxy", "127.0.0.1", 1);
+    CHECK_OK(http_open(&(struct http_options){0}, &h, &err), &err);
+    t = (struct http_transfer){.url = server_url(&s, "/direct", url)};
+    run(h, &t);
+    CHECK_EQ(t.end, HTTP_DONE);
+    CHECK_STR(seen.path, "/direct");
+    http_close(h);
+    unsetenv("http_proxy");
+    unsetenv("no_proxy");
+    server_stop(&s);
+}
+
+/* ---- TLS ---- */
+
+/* One connection at a time, any number of requests, each answered by 5 bytes. */
+struct tls_server { SSL_CTX *ctx; int listener, port; pthread_t thread; atomic_bool stop; char cert[160]; };
+
+static void tls_certificate(struct tls_server *s)
+{
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    X509 *x = X509_new();
+    X509_EXTENSION *san = X509V3_EXT_conf_nid(NULL, NULL, NID_subject_alt_name, "IP:127.0.0.1");
+    X509_EXTENSION *ca = X509V3_EXT_conf_nid(NULL, NULL, NID_basic_constraints, "critical,CA:TRUE");
+    X509_set_version(x, 2);
+    ASN1_INTEGER_set(X509_get_serialNumber(x), 1);
+    X509_gmtime_adj(X509_getm_notBefore(x), -3600);
+    X509_gmtime_adj(X509_getm_notAfter(x), 3600);
+    X509_set_pubkey(x, key);
+    X509_NAME_add_entry_by_txt(X509_get_subject_name(x), "CN", MBSTRING_ASC, (const unsigned char *)"larder test", -1, -1, 0);
+    X509_set_issuer_name(x, X509_get_subject_name(x));
+    X509_add_ext(x, san, -1);
+    X509_add_ext(x, ca, -1);
+    X509_sign(x, key, EVP_sha256());
+    s->ctx = SSL_CTX_new(TLS_server_method());
+    SSL_CTX_use_certificate(s->ctx, x);
+    SSL_CTX_use_PrivateKey(s->ctx, key);
+    snprintf(s->cert, sizeof(s->cert), "%s/cert.pem", tmp_dir());
+    FILE *f = fopen(s->cert, "w");
+    PEM_write_X509(f, x);
+    fclose(f);
+    X509_EXTENSION_free(san);
+    X509_EXTENSION_free(ca);
+    X509_free(x);
+    EVP_PKEY_free(key);
+}
+
+static void *tls_main(void *arg)
+{
+    struct tls_server *s = arg;
+    static const char answer[] = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello";
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &pipe, NULL);
+    for (int fd; (fd = accept(s->listener, NULL, NULL)) >= 0;) {
+        SSL *ssl = atomic_load(&s->stop) ? NULL : SSL_new(s->ctx);
+        char request[4096];
+        if (ssl && SSL_set_fd(ssl, fd) && SSL_accept(ssl) == 1)
+            while (SSL_read(ssl, request, sizeof(request)) > 0 && SSL_write(ssl, answer, sizeof(answer) - 1) > 0)
+                ;
+        SSL_free(ssl);
+        close(fd);
+        if (atomic_load(&s->stop))
+            break;
+    }
+    return NULL;
+}
+
+static void tls_start(struct tls_server *s)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    tls_certificate(s);
+    s->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    REQUIRE(s->listener >= 0 && bind(s->listener, (struct sockaddr *)&a, sizeof(a)) == 0 && listen(s->listener, 16) == 0 &&
+            getsockname(s->listener, (struct sockaddr *)&a, &len) == 0 && pthread_create(&s->thread, NULL, tls_main, s) == 0);
+    s->port = ntohs(a.sin_port);
+}
+
+static void tls_stop(struct tls_server *s)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK), .sin_port = htons((uint16_t)s->port)};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    atomic_store(&s->stop, true);
+    CHECK_EQ(connect(fd, (struct sockaddr *)&a, sizeof(a)), 0);
+    pthread_join(s->thread, NULL);
+    close(fd);
+    close(s->listener);
+    SSL_CTX_free(s->ctx);
+}
+
+static enum http_end tls_get(const struct tls_server *s, const char *host, struct http_options o, char why[256])
+{
+    struct http *h = http_with(o);
+    char url[256], buf[16];
+    snprintf(url, sizeof(url), "https://%s:%d/x", host, s->port);
+    struct http_transfer t = {.url = url, .buf = buf, .buf_len = sizeof(buf)};
+    run(h, &t);
+    if (t.end == HTTP_DONE) {
+        struct http_stats st;
+        CHECK_MEM(buf, "hello", 5);
+        http_stats(h, &st);
+        uint64_t before = st.connections; /* to localhost two are tried */
+        run(h, &t);
+        CHECK_EQ(t.end, HTTP_DONE);
+        http_stats(h, &st);
+        CHECK_EQ(st.connections, before);
+    }
+    http_close(h);
+    snprintf(why, 256, "%s", t.why);
+    return t.end;
+}
+
+TEST(tls_is_verified)
+{
+    struct tls_server s = {.listener = -1};
+    char why[256];
+    tls_start(&s);
+    CHECK_EQ(tls_get(&s, "127.0.0.1", (struct http_options){0}, why), HTTP_TLS);
+    CHECK(strstr(why, "certificate"));
+    CHECK_EQ(tls_get(&s, "127.0.0.1", (struct http_options){.ca_bundle = s.cert}, why), HTTP_DONE);
+    CHECK_EQ(tls_get(&s, "localhost", (struct http_options){.ca_bundle = s.cert}, why), HTTP_TLS); /* another name */
+    CHECK_EQ(tls_get(&s, "localhost", (struct http_options){.insecure = true}, why), HTTP_DONE);
+    tls_stop(&s);
 }
 
 TEST(tls_with_a_server_that_has_none)
