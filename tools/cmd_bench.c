@@ -45,6 +45,8 @@ struct epoch {
     uint64_t order_hash, data_hash;
     struct larder_progress progress;
     struct larder_loader_stats stats;
+    struct larder_loader_estimate estimate; /* of a remote dataset */
+    struct larder_remote_stats remote;
 };
 
 /* Chains the fields; a field that the sample lacks is told from an empty one. */
@@ -84,16 +86,47 @@ struct bench {
     struct larder_dataset_options dataset;
     struct larder_loader_options loader;
     uint64_t compute_ns;
+    struct larder_dataset *ds;
     uint64_t samples; /* of the dataset */
+    int remote;       /* it is in a bucket or on a web server */
 };
 
-static int run_epoch(struct tool *t, struct larder_loader *ld, const struct bench *bench, struct epoch *e,
+/* Says what the next epoch will ask of the bucket, and begins to count. */
+static int before_epoch(struct tool *t, struct larder_loader *ld, const struct bench *b, uint64_t epoch, struct epoch *e,
+                        struct larder_error *err)
+{
+    *e = (struct epoch){.progress = {.phase = "bench", .total = b->samples},
+                        .stats.struct_size = sizeof e->stats,
+                        .estimate.struct_size = sizeof e->estimate,
+                        .remote.struct_size = sizeof e->remote};
+    if (!b->remote)
+        return LARDER_OK;
+    if (larder_loader_estimate(ld, &e->estimate, err) || larder_dataset_remote_stats(b->ds, &e->remote, err))
+        return err->code;
+    progress_hide(&t->progress);
+    remote_estimate_print(stderr, epoch, &e->estimate);
+    progress_show(&t->progress);
+    return LARDER_OK;
+}
+
+static int after_epoch(struct larder_loader *ld, const struct bench *b, struct epoch *e, struct larder_error *err)
+{
+    struct larder_remote_stats before = e->remote;
+
+    if (larder_loader_stats(ld, &e->stats, err) || larder_dataset_remote_stats(b->ds, &e->remote, err))
+        return err->code;
+    remote_stats_since(&e->remote, &before);
+    return LARDER_OK;
+}
+
+static int run_epoch(struct tool *t, struct larder_loader *ld, const struct bench *bench, uint64_t epoch, struct epoch *e,
                      struct larder_error *err)
 {
     const struct larder_batch *b;
-    int rc;
+    int rc = before_epoch(t, ld, bench, epoch, e, err);
 
-    *e = (struct epoch){.progress = {.phase = "bench", .total = bench->samples}};
+    if (rc != LARDER_OK)
+        return rc;
     while ((rc = larder_loader_next(ld, &b, err)) == LARDER_OK) {
         uint64_t came_ns = clock_now_ns();
 
@@ -103,10 +136,7 @@ static int run_epoch(struct tool *t, struct larder_loader *ld, const struct benc
             compute_until(came_ns + bench->compute_ns);
         larder_batch_release(b);
     }
-    if (rc != LARDER_END)
-        return rc;
-    e->stats.struct_size = sizeof e->stats;
-    return larder_loader_stats(ld, &e->stats, err);
+    return rc == LARDER_END ? after_epoch(ld, bench, e, err) : rc;
 }
 
 static void print_tier(struct jsonl *j, const char *name, const struct larder_tier_stats *s)
@@ -158,8 +188,9 @@ static void print_cache(struct jsonl *j, const struct cache_args *a, const struc
     jsonl_close(j, '}');
 }
 
-static void print_json(const struct epoch *e, const struct cache_args *a, const struct larder_cache *cache)
+static void print_json(const struct epoch *e, const struct bench *b)
 {
+    const struct cache_args *a = &b->cache;
     const struct larder_loader_stats *s = &e->stats;
     double seconds = (double)s->seconds_ns / 1e9;
     struct jsonl j;
@@ -182,7 +213,9 @@ static void print_json(const struct epoch *e, const struct cache_args *a, const 
         print_tier(&j, "nvme", &s->nvme);
     print_tier(&j, "origin", &s->origin);
     jsonl_close(&j, '}');
-    print_cache(&j, a, cache);
+    if (b->remote)
+        remote_stats_json(&j, &e->remote, &e->estimate);
+    print_cache(&j, a, b->dataset.cache);
     jsonl_end(&j);
 }
 
@@ -203,6 +236,19 @@ static void print_row(const struct epoch *e, int with_header)
            (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
 }
 
+static void on_waiting(void *user, const char *what, const char *why)
+{
+    struct tool *t = user;
+
+    progress_hide(&t->progress);
+    fputs("larder bench: waiting for ", stderr);
+    text_line(stderr, what);
+    fputs(": ", stderr);
+    text_line(stderr, why ? why : "");
+    fputc('\n', stderr);
+    progress_show(&t->progress);
+}
+
 static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
 {
     struct larder_dataset_info in = {.struct_size = sizeof in};
@@ -210,20 +256,27 @@ static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
     struct larder_error err = {0};
     struct epoch e;
 
+    b->ds = ds;
+    b->remote = remote_is(t->argv[0]);
+    b->loader.timeout_ms = t->remote.timeout_ms;
+    b->loader.waiting = on_waiting;
+    b->loader.user = t;
     if (larder_dataset_info(ds, &in, &err) || larder_loader_open(ds, &b->loader, &ld, &err))
         return tool_error(t, &err);
     b->samples = in.samples;
     progress_init(&t->progress, stderr, 0); /* no signals: who stops a bench wants it to end at once */
     for (uint64_t i = 0; i < b->loader.epochs && !tool_output_failed(); i++) {
-        if (run_epoch(t, ld, b, &e, &err)) {
+        if (run_epoch(t, ld, b, i, &e, &err)) {
             tool_error(t, &err);
             break;
         }
         progress_hide(&t->progress);
         if (t->json)
-            print_json(&e, &b->cache, b->dataset.cache);
+            print_json(&e, b);
         else
             print_row(&e, i == 0);
+        if (b->remote && !t->json)
+            remote_stats_print(stdout, &e.remote);
         fflush(stdout);
         cache_args_warn(t, &b->cache, b->dataset.cache);
         progress_show(&t->progress);

@@ -73,6 +73,13 @@ static const struct verb verbs[] = {
      "Generations superseded only lately stay, whatever --keep says: a training job may be\n"
      "reading one.\n",
      "  larder gc /data/photos --keep 2 --older-than 7d\n", gc_options},
+    {"copy", "SRC DST", "Copy a dataset between directories and buckets.", cmd_copy,
+     "One generation: shards, index, manifest, in this order, so that DST is a dataset or\n"
+     "nothing at any time. Every byte is checked on its way. After a crash or an interrupt\n"
+     "run the same command again: what has arrived stays. Keys, ordinals and identity are\n"
+     "kept, so a cache of one serves the other.\n",
+     "  larder copy /data/photos s3://bucket/photos\n"
+     "  larder copy s3://bucket/photos /nvme/photos --workers 16\n", copy_options},
     {"bench", "DATASET", "Run the loader and report each epoch.", cmd_bench,
      "order_hash is the hash of the ordinals in the order of delivery, data_hash the sum of\n"
      "the hashes of (ordinal, delivered bytes): the same in every order. Fetch stall is the\n"

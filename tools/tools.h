@@ -182,6 +182,15 @@ void option_remote(struct tool *t, int row);      /* a row of them */
 void remote_help(FILE *f);
 int remote_is(const char *uri); /* 1: a bucket or a web server */
 
+/* --------------------------------------------------------------------------- remote_stats.c */
+
+/* *s becomes what was counted since *before; latencies stay. */
+void remote_stats_since(struct larder_remote_stats *s, const struct larder_remote_stats *before);
+void remote_stats_json(struct jsonl *j, const struct larder_remote_stats *s, const struct larder_loader_estimate *e);
+void remote_stats_print(FILE *f, const struct larder_remote_stats *s);
+/* "epoch 0: about 1,234 GETs, 5.6 GB, $0.01" */
+void remote_estimate_print(FILE *f, uint64_t epoch, const struct larder_loader_estimate *e);
+
 /* ----------------------------------------------------------------------------- cache_args.c */
 
 #define CACHE_ARGS_NVME 8
@@ -250,10 +259,11 @@ int cmd_export(struct tool *t);
 int cmd_verify(struct tool *t);
 int cmd_repair(struct tool *t);
 int cmd_gc(struct tool *t);
+int cmd_copy(struct tool *t);
 int cmd_bench(struct tool *t);
 int cmd_cache(struct tool *t);
 
 extern const struct option_spec ingest_options[], info_options[], ls_options[], get_options[],
-    export_options[], verify_options[], repair_options[], gc_options[], bench_options[], cache_options[];
+    export_options[], verify_options[], repair_options[], gc_options[], copy_options[], bench_options[], cache_options[];
 
 #endif

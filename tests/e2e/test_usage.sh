@@ -19,6 +19,7 @@ A store of training samples: packed, indexed, checked, read ahead in epochs.
   verify   Check every byte: manifest, index, shards.
   repair   Rebuild index and manifest, drop what is damaged.
   gc       Remove old generations and stray files.
+  copy     Copy a dataset between directories and buckets.
   bench    Run the loader and report each epoch.
   cache    Look at, fill or empty caches on local disks.
 
@@ -51,9 +52,9 @@ has out '^usage: larder gc'
 sed 's/\\-/-/g' "$root/tools/larder.1" >"$tmp/man"
 ok larder help remote
 has out '^Buckets and web servers'
-[ "$(grep -cE '^      --' "$tmp/out")" -eq 22 ] || fail "not the 22 options of buckets"
+[ "$(grep -cE '^      --' "$tmp/out")" -eq 23 ] || fail "not the 23 options of buckets"
 cp "$tmp/out" "$tmp/remote"
-for verb in ingest info ls get export verify repair gc bench cache remote; do
+for verb in ingest info ls get export verify repair gc copy bench cache remote; do
     if [ $verb = remote ]; then ok larder help remote; else
         ok larder $verb --help
         has out "^usage: larder $verb "
@@ -108,7 +109,7 @@ wrong "larder bench: --image: 'rrc:224' is not raw; this version delivers images
     bench d --image rrc:224
 wrong "larder bench: --shuffle: 'block' is not full or none; see 'larder bench --help'" bench d --shuffle block
 # the options of buckets go with every verb
-for verb in ingest info ls get export verify repair gc bench; do
+for verb in ingest info ls get export verify repair gc copy bench; do
     wrong "larder $verb: --requests: '64k' is not a whole number; see 'larder $verb --help'" $verb a b --requests 64k
     wrong "larder $verb: unknown option '--endpont'; did you mean '--endpoint'? see 'larder $verb --help'" $verb a b --endpont=x
 done
@@ -121,6 +122,7 @@ wrong "larder ls: --hedge: 21 is out of range, 0 to 20 are allowed; see 'larder 
 wrong "larder ls: --gap: 'none' is not a size such as 64MiB, 8GB or 4096; see 'larder ls --help'" ls d --gap none
 wrong "larder ls: --get-size: 1 is out of range, 4096 to 1073741824 bytes are allowed; see 'larder ls --help'" ls d --get-size 1
 wrong "larder ls: --price-get: '-1' is not a price in dollars such as 0.0004; see 'larder ls --help'" ls d --price-get -1
+wrong "larder copy: DST is missing; see 'larder copy --help'" copy a
 wrong "larder get: --output needs --field; see 'larder get --help'" get d k -o f
 wrong "larder get: --json and --field exclude each other: one describes, the other writes bytes; see 'larder get --help'" \
     get d k --json --field image
