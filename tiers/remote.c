@@ -163,13 +163,15 @@ static const char *payload(struct remote *r, struct call *c)
     return c->sha;
 }
 
-/* Lines so far and the request's own are signed with the rest. */
+/* Signed are the request's own lines and x-amz-*. Not Range and conditions: who changes those on the way is found out by the answer, and
+ * gets another try, while a signature that does not match would end the request. */
 static int add_signature(struct remote *r, struct call *c, const char *path, uint64_t time_s, struct lines *l, struct larder_error *err)
 {
     const struct remote_request *q = c->q;
     size_t n = 0;
     for (size_t i = 0; i < l->n; i++)
-        c->lines[n++] = (char *)c->text.data + l->at[i];
+        if (strncmp((char *)c->text.data + l->at[i], "x-amz-", 6) == 0)
+            c->lines[n++] = (char *)c->text.data + l->at[i];
     for (size_t i = 0; i < q->n_headers && !c->checking; i++)
         c->lines[n++] = q->headers[i];
     const char *sha = payload(r, c);
@@ -532,7 +534,7 @@ static void take_results(struct remote_request *q, const struct http_transfer *t
     q->modified_s = http_date(t->in.last_modified);
     if (t->status == 206 && remote_content_range(t->in.content_range, &first, &last, &total))
         q->object_size = total;
-    else
+    else if (!q->ranged) /* 200 for a range may be anything */
         q->object_size = t->method == HTTP_GET || t->method == HTTP_HEAD ? t->in.content_length : UINT64_MAX;
 }
 

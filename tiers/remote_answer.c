@@ -312,23 +312,20 @@ static void judge_206(struct remote *r, const struct remote_request *q, const st
     }
 }
 
-/* The whole object where a part was asked for: right when the part is the whole. */
+/* 200 where a part was asked for: the whole object, by a server that does no ranges, or whatever it was that spoilt the status. It is
+ * good when the part begins where the object does and has as many bytes, and no range was ever answered as it should be. */
 static void judge_full(struct remote *r, struct call *c, const struct http_transfer *t, struct verdict *v)
 {
     const struct remote_request *q = c->q;
-    uint64_t size = t->in.content_length, end = q->offset + q->len;
+    bool ranges = atomic_load_explicit(&r->ranges, memory_order_relaxed);
     char where[160];
-    if (size != UINT64_MAX && size < end) {
-        fail(v, t, LARDER_ECORRUPT, "%s: it has %" PRIu64 " bytes, and bytes up to %" PRIu64 " are wanted: the dataset is damaged",
-             answer_where(r, q, where), size, end);
-    } else if (q->offset == 0 && t->end == HTTP_DONE && t->got == q->len && size == q->len) {
+    if (!ranges && q->offset == 0 && t->end == HTTP_DONE && t->got == q->len && t->in.content_length == q->len)
         v->kind = VERDICT_OK;
-    } else if (++c->full_answers >= 3 && !atomic_load_explicit(&r->ranges, memory_order_relaxed)) {
+    else if (++c->full_answers >= 3 && !ranges)
         fail(v, t, LARDER_EREMOTE, "%s: the server answers 200 with the whole object to every range: it does not do ranges, use another one",
              answer_where(r, q, where));
-    } else {
+    else
         again(v, CAUSE_SHORT, "200 for 206", "200 for 206");
-    }
 }
 
 static bool is_other_etag(const struct remote_request *q, const struct http_transfer *t)

@@ -412,6 +412,22 @@ TEST(a_bucket_is_signed_for)
     world_close(&w);
 }
 
+/* A server that does not do ranges can be read where all is asked for. */
+TEST(no_ranges_but_whole)
+{
+    struct world w = {.x = {.times = UINT32_MAX, .fault = FULL_200}};
+    struct remote_request q;
+    uint8_t *buf = malloc(OBJECT_LEN);
+    world_open(&w, "http://", (struct larder_remote_options){0});
+    CHECK_OK(get(&w, &q, 0, OBJECT_LEN, buf), &q.error);
+    CHECK_MEM(buf, object, OBJECT_LEN);
+    CHECK_EQ(q.object_size, UINT64_MAX);
+    CHECK_EQ(get(&w, &q, 0, OBJECT_LEN - 1, buf), LARDER_EREMOTE);
+    CHECK_EQ(q.tries, 3);
+    world_close(&w);
+    free(buf);
+}
+
 /* ---- each fault, once and for ever ---- */
 
 static void expect_retries(const struct larder_remote_stats *st, enum fault f, unsigned n)
