@@ -435,6 +435,28 @@ static int page_query(const struct remote_io *x, const char *prefix, const char 
     return rc || !*prefix ? rc : buf_printf(query, err, "%%2F");
 }
 
+static int heard(void *user, const char *key, uint64_t size, uint64_t mtime_s)
+{
+    (void)user, (void)key, (void)size, (void)mtime_s;
+    return LARDER_OK;
+}
+
+/* Asks for a page until its XML is whole: names are handed on only then, so that none comes twice. */
+static int fetch_page(struct listing *l, const char *query, struct buf *page, struct larder_error *err)
+{
+    for (unsigned try = 0;; try++) {
+        AUTO_FREE char *next = NULL;
+        page->len = 0;
+        struct remote_request q = {.method = HTTP_GET, .query = query, .out = page, .out_max = LIST_BYTES_MAX, .priority = REMOTE_DEMAND};
+        int rc = remote_run(l->x->r, &q, 1, err);
+        if (rc)
+            return rc;
+        rc = s3_list_parse((char *)page->data, page->len, heard, NULL, &next, err);
+        if (rc != LARDER_ECORRUPT || !io_again(&l->x->io, try))
+            return rc;
+    }
+}
+
 static int list_page(struct listing *l, const char *prefix, char **token, struct buf *query, struct buf *page, struct larder_error *err)
 {
     char *next = NULL;
@@ -442,10 +464,7 @@ static int list_page(struct listing *l, const char *prefix, char **token, struct
 
     if (rc)
         return rc;
-    page->len = 0;
-    struct remote_request q = {.method = HTTP_GET, .query = (char *)query->data, .out = page, .out_max = LIST_BYTES_MAX,
-                               .priority = REMOTE_DEMAND};
-    rc = remote_run(l->x->r, &q, 1, err);
+    rc = fetch_page(l, (char *)query->data, page, err);
     if (rc)
         return rc;
     remote_used(l->x->r, page->len);
