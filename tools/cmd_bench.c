@@ -17,14 +17,20 @@
 
 #include "tools/tools.h"
 
-enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
+enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, WORLD, RANK, LAST, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
        REPLACEMENT, NO_PIN, METRICS, JSON };
 
 const struct option_spec bench_options[] = {
     [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
     [BATCH_SIZE] = {"batch-size", 0, "B", "256", "samples a batch"},
     [SEED] = {"seed", 0, "S", "0", "of the order"},
-    [SHUFFLE] = {"shuffle", 0, "full|none", "full", "a new permutation each epoch, or ordinals in turn"},
+    [SHUFFLE] = {"shuffle", 0, "full|block|none", "full", "a new permutation each epoch, one of blocks, or ordinals in turn"},
+    [BLOCK] = {"block", 0, "N", "1024", "samples a block of --shuffle block"},
+    [WINDOW] = {"window", 0, "N", "16", "blocks that are shuffled together"},
+    [EPOCH_SIZE] = {"epoch-size", 0, "N", NULL, "samples an epoch; epochs then walk on through the permutations"},
+    [WORLD] = {"world", 0, "W", "1", "ranks that share each epoch; --batch-size is of one"},
+    [RANK] = {"rank", 0, "R", "0", "which of them this is"},
+    [LAST] = {"last", 0, "auto|short|drop|pad", "auto", "what becomes of the samples behind the last whole batch"},
     [IMAGE] = {"image", 0, "raw", "raw", "deliver images as stored; this version has no other way"},
     [QUEUE_DEPTH] = {"queue-depth", 0, "D", "64", "reads in flight"},
     [STAGING] = {"staging", 0, "SIZE", "256MiB", "budget of the batches being filled, at most 1/4 of memory"},
@@ -61,7 +67,7 @@ static uint64_t sample_hash(uint64_t ordinal, const struct larder_value *values,
 
 static void add_batch(struct epoch *e, const struct larder_batch *b)
 {
-    for (uint32_t i = 0; i < b->n; i++) {
+    for (uint32_t i = 0; i < b->valid; i++) {
         const struct larder_value *values = b->values + (size_t)i * b->n_fields;
         uint64_t ordinal = htole64(b->ordinals[i]);
 
@@ -70,7 +76,7 @@ static void add_batch(struct epoch *e, const struct larder_batch *b)
         for (uint32_t k = 0; k < b->n_fields; k++)
             e->progress.bytes += values[k].data ? values[k].len : 0;
     }
-    e->progress.done += b->n;
+    e->progress.done += b->valid;
 }
 
 static void compute_until(uint64_t deadline_ns)
@@ -263,7 +269,7 @@ static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
     b->loader.user = t;
     if (larder_dataset_info(ds, &in, &err) || larder_loader_open(ds, &b->loader, &ld, &err))
         return tool_error(t, &err);
-    b->samples = in.samples;
+    b->samples = (b->loader.epoch_size ? b->loader.epoch_size : in.samples) / b->loader.world;
     progress_init(&t->progress, stderr, 0); /* no signals: who stops a bench wants it to end at once */
     for (uint64_t i = 0; i < b->loader.epochs && !tool_output_failed(); i++) {
         if (run_epoch(t, ld, b, i, &e, &err)) {
@@ -301,7 +307,8 @@ static void option_ms(struct tool *t, uint64_t *ns)
 
 static int parse(struct tool *t, struct bench *b)
 {
-    static const char *const shuffles[] = {"full", "none", NULL};
+    static const char *const shuffles[] = {"full", "none", "block", NULL};
+    static const char *const lasts[] = {"auto", "short", "drop", "pad", NULL};
     static const char *const directs[] = {"auto", "on", "off", NULL};
     uint64_t staging = 0;
     int row;
@@ -312,6 +319,12 @@ static int parse(struct tool *t, struct bench *b)
         case BATCH_SIZE: option_unsigned(t, 1, 1u << 24, &b->loader.batch_size); break;
         case SEED: option_u64(t, 0, UINT64_MAX, &b->loader.seed); break;
         case SHUFFLE: option_choice(t, shuffles, &b->loader.shuffle); break;
+        case BLOCK: option_u64(t, 1, UINT64_MAX, &b->loader.block_samples); break;
+        case WINDOW: option_u64(t, 1, UINT64_MAX, &b->loader.window_blocks); break;
+        case EPOCH_SIZE: option_u64(t, 1, UINT64_MAX, &b->loader.epoch_size); break;
+        case WORLD: option_unsigned(t, 1, 1u << 20, &b->loader.world); break;
+        case RANK: option_unsigned(t, 0, 1u << 20, &b->loader.rank); break;
+        case LAST: option_choice(t, lasts, &b->loader.last); break;
         case IMAGE:
             if (strcmp(t->value, "raw") != 0)
                 option_bad(t, "raw; this version delivers images as they are stored and decodes none");
@@ -350,7 +363,7 @@ int cmd_bench(struct tool *t)
     struct bench b = {.dataset = LARDER_DATASET_OPTIONS_INIT, .loader = LARDER_LOADER_OPTIONS_INIT};
 
     cache_args_init(&b.cache);
-    b.loader.epochs = 1;
+    b.loader.epochs = b.loader.world = 1;
     if (parse(t, &b) != OPTIONS_STOP)
         t->status = run_cached(t, &b);
     cache_args_release(&b.cache);

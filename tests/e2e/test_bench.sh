@@ -46,6 +46,22 @@ ok larder bench d --seed 5 --json
 is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
 [ "$(json_of "$tmp/out" 'o[0]["order_hash"]')" != "$(json_of "$tmp/epochs" 'o[0]["order_hash"]')" ] || fail "seed 5 has the order of seed 0"
 
+# ranks: together each sample once an epoch, and the data of all is the data of one
+ok larder bench d --shuffle block --block 10 --window 3 --json
+is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
+for rank in 0 1 2; do
+    ok larder bench d --world 3 --rank $rank --batch-size 7 --last short --epochs 2 --json
+    cat "$tmp/out"
+done >"$tmp/ranks"
+is "data of three ranks" "$(json_of "$tmp/ranks" '[format(sum(int(l["data_hash"], 16) for l in o if l["epoch"] == e) % 2**64, "016x") for e in (0, 1)]')" \
+    "['$data', '$data']"
+is "batches of three ranks" "$(json_of "$tmp/ranks" 'len({l["batches"] for l in o})')" 1
+ok larder bench d --epoch-size 100 --epochs 5 --json
+is "samples of short epochs" "$(json_of "$tmp/out" '{l["samples"] for l in o}')" '{100}'
+run larder bench d --world 2 --rank 2
+rc_is 1
+has err 'rank 2 of 2'
+
 # 8 batches of 20 ms are at least 160 ms, and the fetch hides behind them
 ok larder bench d --json --batch-size 64 --compute-ms 20
 is compute "$(json_of "$tmp/out" '0.16 <= o[0]["seconds"] < 2')" True

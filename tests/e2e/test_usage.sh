@@ -107,7 +107,7 @@ wrong "larder verify: --subset: '3/2' is not a part n/t with 1 <= n <= t, such a
 wrong "larder gc: --older-than: '3y' is not a time such as 24h, 7d, 30m or 90s; see 'larder gc --help'" gc d --older-than 3y
 wrong "larder bench: --image: 'rrc:224' is not raw; this version delivers images as they are stored and decodes none; see 'larder bench --help'" \
     bench d --image rrc:224
-wrong "larder bench: --shuffle: 'block' is not full or none; see 'larder bench --help'" bench d --shuffle block
+wrong "larder bench: --shuffle: 'some' is not full, none or block; see 'larder bench --help'" bench d --shuffle some
 # the options of buckets go with every verb
 for verb in ingest info ls get export verify repair gc copy bench; do
     wrong "larder $verb: --requests: '64k' is not a whole number; see 'larder $verb --help'" $verb a b --requests 64k
