@@ -2,9 +2,10 @@
 /*
  * estimate.c - what the next epoch will ask of a remote origin: larder_loader_estimate.
  *
- * Records of a shuffled batch lie anywhere: m wanted ones among the bytes of the dataset are a Poisson process of m / bytes. The
- * next one begins within the gap with probability p = 1 - exp(-density * gap), and then the two travel in one GET with what lies
- * between them. In storage order, and where the dataset streams into tiers with room for it, GETs are as large as they may be.
+ * Records of a shuffled batch lie anywhere: each of the dataset's is wanted with probability q = m / samples. The next wanted one of a
+ * shard lies k records on, geometrically distributed; up to k = 1 + gap / record, and that is probability p, the two travel in one
+ * GET with what lies between them. In storage order, and where the dataset streams into tiers with room for it, GETs are as large as they
+ * may be.
  *
  * Pure but for the samples that are looked up in the tiers: evenly spread ordinals, all of a small dataset.
  *
@@ -19,7 +20,8 @@
 double estimate_gets(const struct estimate_in *in, double *bytes)
 {
     double missing = in->own * (1 - in->cached), record = in->bytes / in->samples, total = missing * record;
-    double batches = ceil(in->own / MAX(in->batch, 1.0)), m = missing / MAX(batches, 1.0), density, p, between;
+    double batches = ceil(in->own / MAX(in->batch, 1.0)), m = missing / MAX(batches, 1.0);
+    double q, k, none, p, between, shards, joined;
 
     *bytes = total;
     if (missing < 0.5)
@@ -30,12 +32,15 @@ double estimate_gets(const struct estimate_in *in, double *bytes)
     }
     if (in->in_order)
         return MIN(batches * ceil(total / batches / in->get_bytes) + in->shards, missing);
-    density = m / in->bytes;
-    p = -expm1(-density * in->gap);
-    between = p > 0 ? 1 / density - in->gap * exp(-density * in->gap) / p : 0; /* of two that travel together, start to start */
-    between = MAX(between - record, 0);
-    *bytes = batches * (m * record + MAX(m - 1, 0) * p * between);
-    return batches * MAX(m - MAX(m - 1, 0) * p, 1) + *bytes / in->get_bytes * p;
+    q = MIN(m / in->samples, 1.0);
+    k = 1 + floor(in->gap / record);
+    none = pow(1 - q, k);
+    p = 1 - none;
+    between = p > 0 ? (1 / q - k * none / p - 1) * record : 0;
+    shards = in->shards * (1 - pow(1 - q, in->samples / in->shards)); /* that have a wanted record */
+    joined = MAX(m - shards, 0) * p;
+    *bytes = batches * (m * record + joined * MAX(between, 0));
+    return batches * (m - joined) + *bytes / in->get_bytes;
 }
 
 /* The share of the samples that tiers have: of all, or of LOOK_UP_MAX. */

@@ -9,6 +9,7 @@
 #include "tests/unit/tiers_files.h"
 #include "tiers/stack_int.h"
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 
 /* Files that look like the objects of a dataset: below shards/. */
@@ -165,14 +166,14 @@ static void play(void *user, struct remote_request *q, unsigned nth)
 /* Ten records of one shard, far apart, one after the other. */
 static int ten_reads(struct script s, struct larder_error *err, bool *right)
 {
-    struct files f = objects_make(1, 2 << 20, 7);
+    struct files f = objects_make(1, 210000, 7);
     struct remote *r = fake_start(f.dir, 9);
     struct batch b = {.n = 10};
     r->hook = play, r->user = &s;
     r->o.gap_bytes = 0;
     struct tiers *t = open_objects(r, &f, 4);
     for (uint32_t i = 0; i < 10; i++)
-        b.e[i] = (struct extent){.shard = 0, .offset = 200000 * i, .stored_len = 1000};
+        b.e[i] = (struct extent){.shard = 0, .offset = 20000 * i, .stored_len = 1000};
     batch_plan(t, &b);
     int rc = tiers_read(t, b.f, b.memory, err);
     *right = !rc && files_match(&f, b.f, b.e, b.n);
@@ -567,6 +568,240 @@ TEST(closing_a_loader_ends_its_gets)
     rig_close(&r);
     CHECK_EQ(remote->n, 0);
     fake_stop(remote);
+}
+
+/* ---- waiting ---- */
+
+struct told { _Atomic int n; char what[160], why[256]; };
+static void tell(void *user, const char *what, const char *why)
+{
+    struct told *t = user;
+    snprintf(t->what, sizeof(t->what), "%s", what);
+    snprintf(t->why, sizeof(t->why), "%s", why);
+    atomic_fetch_add(&t->n, 1);
+}
+
+TEST(a_wait_is_told_once_then_ends_and_may_go_on)
+{
+    const char *dir = dataset_make(&plain);
+    struct remote *remote = fake_start(dir, 4);
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    struct told told = {0};
+    struct rig r;
+    rig_open(&r, dir, &plain, remote, NULL, LARDER_DRAM_OFF);
+    stage_close(r.stage);
+    r.o.slicing.rank = 3, r.o.slicing.world = 4;
+    r.o.notice_ms = 30, r.o.timeout_ms = 120;
+    r.o.waiting = tell, r.o.user = &told;
+    fake_hold(remote, true);
+    REQUIRE_OK(stage_open(&r.o, &r.stage, &err), &err);
+    uint64_t begin = now_ns();
+    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ETIMEOUT, &err);
+    CHECK(now_ns() - begin >= 120000000);
+    CHECK_EQ(told.n, 1);
+    CHECK(strncmp(told.what, "rank 3 waiting ", 15) == 0 && strstr(told.what, " ms for batch 0"));
+    CHECK_STR(told.why, "3 GETs in flight, 2 retries (503), 0 B/s for 1 s; fails at 120 ms (timeout=)");
+    CHECK(strncmp(err.message, "rank 3 waiting ", 15) == 0 && strstr(err.message, " for batch 0: 3 GETs in flight, "));
+    fake_hold(remote, false); /* the caller asks again */
+    r.o.timeout_ms = 0;
+    for (int i = 0; i < 50; i++) {
+        int rc = stage_next(r.stage, &b, &cost, &err);
+        if (rc != LARDER_ETIMEOUT) { /* the machine may be slow */
+            REQUIRE_OK(rc, &err);
+            CHECK_EQ(b->number, 0);
+            stage_release(b);
+            break;
+        }
+    }
+    rig_close(&r);
+    fake_stop(remote);
+}
+
+/* ---- streams ---- */
+
+static const struct dataset_spec wide = {1500, 400, 3000, 2000, 50, LARDER_COMPRESS_NONE};
+
+static uint64_t stored_of(const struct rig *r)
+{
+    uint64_t stored = 0;
+    for (size_t i = 0; i < store_manifest(r->store)->n_shards; i++)
+        stored += store_manifest(r->store)->shards[i].stored_bytes;
+    return stored;
+}
+
+static void streams(const char *nvme, uint64_t dram, bool pread_pool)
+{
+    const char *dir = dataset_make(&wide);
+    struct remote *remote = fake_start(dir, 4);
+    struct rig r;
+    if (pread_pool)
+        setenv("LARDER_NO_URING", "1", 1);
+    remote->o.gap_bytes = 0;
+    remote->o.get_bytes = 256 * KIB;
+    rig_open(&r, dir, &wide, remote, nvme, dram);
+    uint64_t stored = stored_of(&r);
+    CHECK(r.tiers->stream != NULL);
+    struct tiers_counts c = epoch(&r, &wide);
+    CHECK_EQ(c.origin.hits, wide.n);
+    CHECK(remote->stream > 0);
+    CHECK(remote->bytes >= stored);
+    for (int e = 0; e < 2; e++)
+        CHECK_EQ(epoch(&r, &wide).origin.hits, 0);
+    rig_close(&r);
+    CHECK(remote->bytes < stored * 3); /* the first batches are fetched out of turn: all of a dataset as small as this */
+    rig_open(&r, dir, &wide, remote, nvme, dram);
+    CHECK(!nvme || r.tiers->stream == NULL); /* a warm tier needs none */
+    rig_close(&r);
+    unsetenv("LARDER_NO_URING");
+    fake_stop(remote);
+}
+
+TEST(streams_into_dram) { streams(NULL, 64 * MIB, false); }
+TEST(streams_into_nvme) { streams(tmp_dir(), LARDER_DRAM_OFF, false); }
+TEST(streams_into_nvme_with_pread) { streams(tmp_dir(), LARDER_DRAM_OFF, true); }
+TEST(streams_into_both) { streams(tmp_dir(), 64 * MIB, false); }
+
+/* A dataset large enough that what may be fetched out of turn is a small part. */
+TEST(streaming_fetches_about_every_byte_once)
+{
+    static const struct dataset_spec large = {2000, 500, 30000, 10000, 50, LARDER_COMPRESS_NONE};
+    const char *dir = dataset_make(&large), *nvme = tmp_dir();
+    struct remote *remote = fake_start(dir, 4);
+    struct rig r;
+    remote->o.get_bytes = 1 * MIB;
+    remote->o.gap_bytes = 0;
+    rig_open(&r, dir, &large, remote, nvme, 100 * MIB);
+    uint64_t stored = stored_of(&r);
+    struct tiers_counts c = epoch(&r, &large);
+    CHECK_EQ(c.origin.hits, large.n);
+    rig_close(&r);
+    CHECK(remote->bytes >= stored && remote->bytes < stored + stored / 2);
+    CHECK(c.origin.bytes <= remote->bytes && c.origin.bytes > stored / 2);
+    fake_stop(remote);
+}
+
+TEST(without_room_nothing_streams)
+{
+    static const struct dataset_spec large = {400, 200, 30000, 10000, 50, LARDER_COMPRESS_NONE};
+    const char *dir = dataset_make(&large);
+    struct remote *remote = fake_start(dir, 4);
+    struct rig r;
+    rig_open(&r, dir, &large, remote, NULL, 5 * MIB);
+    CHECK(r.tiers->stream == NULL);
+    epoch(&r, &large);
+    CHECK_EQ(remote->stream, 0);
+    rig_close(&r);
+    fake_stop(remote);
+}
+
+static void refuse_streams(void *user, struct remote_request *q, unsigned nth)
+{
+    (void)user, (void)nth;
+    if (q->priority == REMOTE_STREAM)
+        q->rc = err_set(&q->error, LARDER_EREMOTE, "503");
+}
+
+TEST(a_stream_that_fails_leaves_the_records_to_who_wants_them)
+{
+    const char *dir = dataset_make(&wide);
+    struct remote *remote = fake_start(dir, 4);
+    struct rig r;
+    remote->hook = refuse_streams;
+    remote->o.get_bytes = 64 * KIB;
+    remote->o.gap_bytes = 0;
+    rig_open(&r, dir, &wide, remote, NULL, 64 * MIB);
+    CHECK_EQ(epoch(&r, &wide).origin.hits, wide.n);
+    CHECK_EQ(epoch(&r, &wide).dram.hits, wide.n);
+    rig_close(&r);
+    fake_stop(remote);
+}
+
+TEST(closing_ends_a_stream)
+{
+    const char *dir = dataset_make(&wide);
+    for (int i = 0; i < 12; i++) {
+        struct remote *remote = fake_start(dir, (uint64_t)i);
+        struct rig r;
+        remote->o.get_bytes = 64 * KIB;
+        if (i % 3 == 0)
+            fake_hold(remote, true);
+        rig_open(&r, dir, &wide, remote, i % 2 ? tmp_dir() : NULL, 64 * MIB);
+        usleep((useconds_t)(i * 700));
+        rig_close(&r);
+        CHECK_EQ(remote->n, 0);
+        fake_stop(remote);
+    }
+}
+
+TEST(two_loaders_share_a_stream)
+{
+    const char *dir = dataset_make(&wide);
+    struct remote *remote = fake_start(dir, 4);
+    struct stage *second;
+    struct larder_error err;
+    struct rig r;
+    remote->o.get_bytes = 64 * KIB;
+    rig_open(&r, dir, &wide, remote, NULL, 64 * MIB);
+    REQUIRE_OK(stage_open(&r.o, &second, &err), &err);
+    CHECK_EQ(r.tiers->streamers, 2);
+    struct stage *first = r.stage;
+    stage_close(first);
+    r.stage = second;
+    epoch(&r, &wide);
+    rig_close(&r);
+    fake_stop(remote);
+}
+
+/* Processes of one cache divide the stream among themselves. */
+static int one_of_two(const char *dir, const char *cache, _Atomic uint64_t *bytes)
+{
+    struct remote *remote = fake_start(dir, (uint64_t)getpid());
+    struct larder_cache_options co = LARDER_CACHE_OPTIONS_INIT;
+    struct larder_error err;
+    struct rig r;
+    remote->o.get_bytes = 128 * KIB;
+    remote->o.gap_bytes = 0;
+    co.name = cache;
+    co.dram_bytes = 64 * MIB;
+    rig_open(&r, dir, &wide, remote, NULL, LARDER_DRAM_OFF);
+    rig_close(&r);
+    if (tiers_cache_open(&co, &r.cache, &err))
+        return 2;
+    struct store_options so = {0};
+    struct tiers_options to = {.cache = r.cache, .remote = remote};
+    if (io_file_open(dir, false, 0, &r.io, &err) || store_open(r.io, &so, &r.store, &err) || tiers_open(r.store, &to, &r.tiers, &err))
+        return 3;
+    uint64_t before = remote->bytes;
+    r.o.store = r.store, r.o.tiers = r.tiers;
+    if (stage_open(&r.o, &r.stage, &err))
+        return 4;
+    epoch(&r, &wide);
+    epoch(&r, &wide);
+    rig_close(&r);
+    atomic_fetch_add(bytes, remote->bytes - before);
+    fake_stop(remote);
+    return atomic_load(&test_failures) ? 1 : 0;
+}
+
+TEST(processes_share_a_stream)
+{
+    const char *dir = dataset_make(&wide);
+    _Atomic uint64_t *bytes = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    char cache[64];
+    pid_t pid[2];
+    snprintf(cache, sizeof(cache), "stream-test-%d", (int)getpid());
+    for (int i = 0; i < 2; i++)
+        if ((pid[i] = fork()) == 0)
+            _exit(one_of_two(dir, cache, bytes));
+    for (int i = 0; i < 2; i++) {
+        int status = 0;
+        CHECK_EQ(waitpid(pid[i], &status, 0), pid[i]);
+        CHECK_EQ(status, 0);
+    }
+    CHECK(*bytes >= (uint64_t)wide.n * wide.len_min * 10 / 11);
+    munmap((void *)bytes, 4096);
 }
 
 TEST(a_forked_child_only_closes)
