@@ -21,7 +21,7 @@ double estimate_gets(const struct estimate_in *in, double *bytes)
 {
     double missing = in->own * (1 - in->cached), record = in->bytes / in->samples, total = missing * record;
     double batches = ceil(in->own / MAX(in->batch, 1.0)), m = missing / MAX(batches, 1.0);
-    double q, k, none, p, between, shards, joined;
+    double q, shard, k, none, p, apart, joined;
 
     *bytes = total;
     if (missing < 0.5)
@@ -33,13 +33,13 @@ double estimate_gets(const struct estimate_in *in, double *bytes)
     if (in->in_order)
         return MIN(batches * ceil(total / batches / in->get_bytes) + in->shards, missing);
     q = MIN(m / in->samples, 1.0);
-    k = 1 + floor(in->gap / record);
+    shard = in->samples / in->shards;
+    k = MIN(1 + floor(in->gap / record), shard);
     none = pow(1 - q, k);
     p = 1 - none;
-    between = p > 0 ? (1 / q - k * none / p - 1) * record : 0;
-    shards = in->shards * (1 - pow(1 - q, in->samples / in->shards)); /* that have a wanted record */
-    joined = MAX(m - shards, 0) * p;
-    *bytes = batches * (m * record + joined * MAX(between, 0));
+    apart = p > 0 ? 1 / q - k * none / p : 1; /* of two that travel together, in records */
+    joined = in->shards * q * p * (shard - apart); /* pairs in a shard */
+    *bytes = batches * (m * record + joined * (apart - 1) * record);
     return batches * (m - joined) + *bytes / in->get_bytes;
 }
 
