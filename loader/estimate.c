@@ -17,13 +17,24 @@
 
 #define LOOK_UP_MAX 4096
 
+/* A batch of m records in any place, neighbours within gap joined. */
+static double shuffled_gets(const struct estimate_in *in, double m, double gap, double *bytes)
+{
+    double record = in->bytes / in->samples, shard = in->samples / in->shards, q = MIN(m / in->samples, 1.0);
+    double k = MIN(1 + floor(gap / record), shard), none = pow(1 - q, k), p = 1 - none;
+    double apart = p > 0 ? 1 / q - k * none / p : 1;      /* of two that travel together, in records */
+    double joined = in->shards * q * p * (shard - apart); /* pairs in a shard */
+
+    *bytes = m * record + joined * (apart - 1) * record;
+    return m - joined;
+}
+
 double estimate_gets(const struct estimate_in *in, double *bytes)
 {
-    double missing = in->own * (1 - in->cached), record = in->bytes / in->samples, total = missing * record;
+    double missing = in->own * (1 - in->cached), wanted = missing * in->bytes / in->samples, gap = in->gap, gets;
     double batches = ceil(in->own / MAX(in->batch, 1.0)), m = missing / MAX(batches, 1.0);
-    double q, shard, k, none, p, apart, joined;
 
-    *bytes = total;
+    *bytes = wanted;
     if (missing < 0.5)
         return 0;
     if (in->streams) {
@@ -31,16 +42,12 @@ double estimate_gets(const struct estimate_in *in, double *bytes)
         return ceil(*bytes / in->get_bytes) + in->shards;
     }
     if (in->in_order)
-        return MIN(batches * ceil(total / batches / in->get_bytes) + in->shards, missing);
-    q = MIN(m / in->samples, 1.0);
-    shard = in->samples / in->shards;
-    k = MIN(1 + floor(in->gap / record), shard);
-    none = pow(1 - q, k);
-    p = 1 - none;
-    apart = p > 0 ? 1 / q - k * none / p : 1; /* of two that travel together, in records */
-    joined = in->shards * q * p * (shard - apart); /* pairs in a shard */
-    *bytes = batches * (m * record + joined * (apart - 1) * record);
-    return batches * (m - joined) + *bytes / in->get_bytes;
+        return MIN(batches * ceil(wanted / batches / in->get_bytes) + in->shards, missing);
+    gets = shuffled_gets(in, m, gap, bytes);
+    for (; in->over_read > 0 && *bytes * batches > wanted * (1 + in->over_read) && gap > 1; gap /= 2)
+        gets = shuffled_gets(in, m, gap / 2, bytes);
+    *bytes *= batches;
+    return batches * gets + *bytes / in->get_bytes;
 }
 
 /* The share of the samples that tiers have: of all, or of LOOK_UP_MAX. */
@@ -82,6 +89,7 @@ void estimate_epoch(struct larder_dataset *ds, const struct order *o, const stru
         in.bytes += ds->manifest->shards[i].stored_bytes;
     in.gap = r.gap_bytes;
     in.get_bytes = r.get_bytes;
+    in.over_read = r.over_read_share;
     in.streams = order_is_full(o, ds->manifest->samples) && tiers_streams(ds->tiers);
     e->gets = (uint64_t)(estimate_gets(&in, &bytes) + 0.5);
     e->bytes = (uint64_t)(bytes + 0.5);

@@ -73,7 +73,7 @@ int state_check(const struct state *saved, const struct state *now, uint64_t len
 struct estimate_in {
     double samples, bytes, shards; /* of the dataset */
     double own, batch, cached;     /* samples of the epoch, of a batch; share of them that tiers have */
-    double gap, get_bytes;
+    double gap, get_bytes, over_read; /* over_read: at most so many times what is wanted; 0: any number */
     bool in_order, streams;
 };
 double estimate_gets(const struct estimate_in *in, double *bytes); /* pure */

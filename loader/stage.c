@@ -318,14 +318,18 @@ static bool planned_all(const struct stage *st)
     return st->batches == 0 || (st->o.epochs && st->plan_epoch - st->o.epoch >= st->o.epochs);
 }
 
-/* An epoch that fills NVMe is over when what it admitted is written: so that the next one finds it there. */
+/* An epoch that fills NVMe is over when what it admitted is written, and one that streams when all has come: so that the next one finds
+ * it there. */
 static bool epoch_settled(struct stage *st)
 {
-    if (st->plan_number != 0 || st->plan_epoch == st->o.epoch || !tiers_has_nvme(st->o.tiers))
+    if (st->plan_number != 0 || st->plan_epoch == st->o.epoch)
         return true;
     if (st->in_flight)
-        return !tiers_filling(st->o.tiers);
-    tiers_settle(st->o.tiers);
+        return !(st->streams && tiers_stream_runs(st->o.tiers)) && !(tiers_has_nvme(st->o.tiers) && tiers_filling(st->o.tiers));
+    if (st->streams)
+        tiers_stream_settle(st->o.tiers);
+    if (tiers_has_nvme(st->o.tiers))
+        tiers_settle(st->o.tiers);
     return true;
 }
 

@@ -39,6 +39,7 @@
 #define ALLOW_BYTES_MIN (8 * MIB)
 #define ALLOW_BYTES_MAX (32 * MIB)
 #define ALLOW_LEAST (64u * 1024)     /* what a small GET costs, in bytes of large ones */
+#define SETTLE_NS 2000000000ull      /* between two epochs */
 #define LOOK 64u
 #define MISSING_LEAST 50u            /* one of so many samples must be missing, or it does not pay */
 
@@ -85,9 +86,11 @@ struct stream {
 
 /* ---- what fetches ask ---- */
 
+static bool runs(const struct stream *s) { return s && !atomic_load_explicit(&s->over, memory_order_acquire); }
+
 bool stream_takes(const struct stream *s, uint32_t shard)
 {
-    if (!s || atomic_load_explicit(&s->over, memory_order_acquire))
+    if (!runs(s))
         return false;
     uint64_t over = atomic_load_explicit(&s->over_ns[shard], memory_order_relaxed);
     return !over || now_ns() < over + COMING_NS;
@@ -105,6 +108,18 @@ bool stream_allow(struct stream *s, uint64_t bytes)
 }
 
 _Atomic uint32_t *stream_bell(struct stream *s) { return &s->bell; }
+
+bool tiers_stream_runs(const struct tiers *t) { return runs(t->stream); }
+
+void tiers_stream_settle(struct tiers *t)
+{
+    uint64_t now, end = now_ns() + SETTLE_NS;
+    while (runs(t->stream) && (now = now_ns()) < end) {
+        uint32_t bell = atomic_load(&t->stream->bell);
+        if (runs(t->stream))
+            share_wait(&t->stream->bell, bell, (unsigned)((end - now) / 1000000 + 1));
+    }
+}
 
 void stream_account(struct stream *s, struct larder_tier_stats *origin)
 {
@@ -537,10 +552,10 @@ bool tiers_stream_start(struct tiers *t)
         else if (s)
             stream_free(s);
     }
-    bool runs = t->stream != NULL;
-    t->streamers += runs;
+    bool there = t->stream != NULL;
+    t->streamers += there;
     pthread_mutex_unlock(&t->lock);
-    return runs;
+    return there;
 }
 
 void tiers_stream_stop(struct tiers *t)

@@ -193,7 +193,7 @@ bool tiers_remote_rules(const struct tiers *t, struct tiers_remote_rules *r)
     if (!t->remote)
         return false;
     const struct larder_remote_options *o = remote_options(t->remote);
-    *r = (struct tiers_remote_rules){t->rules.gap, t->rules.segment_max, o->price_get, o->price_gb};
+    *r = (struct tiers_remote_rules){t->rules.gap, t->rules.segment_max, TIERS_OVER_READ_SHARE, o->price_get, o->price_gb};
     return true;
 }
 
@@ -268,14 +268,21 @@ static const struct plan_rules *rules(const struct tiers *t)
     return t->http ? &t->rules : tiers_direct(t) ? &direct : &buffered;
 }
 
-/* Many gaps, each worth its bytes, may still be more than there is memory for: then nearer neighbours only. */
+/* Many gaps, each worth its bytes in time, may still be more than there is memory for, or cost much that nobody wants: then nearer
+ * neighbours only. */
+static bool too_much(const struct tiers_fetch *f, const struct plan *p)
+{
+    uint64_t most = MAX((p->bytes - p->over_read) * TIERS_OVER_READ_SHARE, (uint64_t)TIERS_OVER_READ_FREE);
+    return p->over_read > MIN(most, f->over_read_max);
+}
+
 int tiers_plan(const struct tiers_fetch *f, struct plan *p, uint32_t gap, const struct extent *extents, const struct field_range *ranges,
                size_t n, struct larder_error *err)
 {
     struct plan_rules r = *rules(f->t);
     r.gap = MIN(r.gap, gap);
     int rc = plan_build(p, &r, extents, ranges, n, err);
-    while (!rc && f->t->http && p->over_read > f->over_read_max && r.gap > GAP_MIN) {
+    while (!rc && f->t->http && r.gap > GAP_MIN && too_much(f, p)) {
         r.gap = MAX(r.gap / 2, GAP_MIN);
         rc = plan_build(p, &r, extents, ranges, n, err);
     }

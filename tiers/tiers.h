@@ -47,7 +47,7 @@ bool tiers_remote(const struct tiers *t);        /* the origin is a bucket or a 
 /* What goes on at a remote origin, for who waits: "64 GETs in flight, 61 retries (503), ..."; false: it is none. */
 bool tiers_state(const struct tiers *t, char out[160]);
 /* How a remote origin is read, and what that costs (larder_remote_options); false: it is none. */
-struct tiers_remote_rules { uint64_t gap_bytes, get_bytes; double price_get, price_gb; };
+struct tiers_remote_rules { uint64_t gap_bytes, get_bytes, over_read_share; double price_get, price_gb; }; /* share: of what is wanted */
 bool tiers_remote_rules(const struct tiers *t, struct tiers_remote_rules *r);
 /* How many of n samples a tier has now. */
 size_t tiers_cached(const struct tiers *t, const uint64_t *ordinals, size_t n);
@@ -113,6 +113,9 @@ bool tiers_streams(const struct tiers *t);
 /* Whoever was told true stops it too, after his patient fetches: those wait for what is to come. */
 bool tiers_stream_start(struct tiers *t);
 void tiers_stream_stop(struct tiers *t);
+/* For who was told true: is it still coming? And waits until it is over, 2 s at most: an epoch that has had all is over with it. */
+bool tiers_stream_runs(const struct tiers *t);
+void tiers_stream_settle(struct tiers *t);
 void tiers_fetch_patient(struct tiers_fetch *f); /* from the next plan on */
 
 /* Blocking: reads a planned fetch through a queue of the stack's own. Any number of threads, a fetch each. */

@@ -21,6 +21,8 @@
 #define TIERS_QUEUES_MAX 64u            /* of the stack's own, for tiers_read */
 #define TIERS_GET_MAX ((uint32_t)GIB)   /* of a remote origin: a GET's largest size */
 #define TIERS_OVER_READ_MAX (64 * MIB)  /* gaps that a fetch of a remote origin reads at most, all together */
+#define TIERS_OVER_READ_FREE MIB        /* beyond it, */
+#define TIERS_OVER_READ_SHARE 16u       /* so many times what is wanted */
 #define TIERS_READ_AGAIN 4u             /* records of a remote origin that fail their CRC */
 
 /* ---- planning (segment.c): pure ---- */
