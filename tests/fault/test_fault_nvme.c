@@ -92,6 +92,78 @@ TEST(system_calls) { sweep(FAULT_IO); }
 TEST(short_transfers) { sweep(FAULT_SHORT); }
 TEST(threads) { sweep(FAULT_THREAD); }
 
+/* ---- records longer than a segment, by a handle that shares its directory ---- */
+
+static uint32_t long_len(uint64_t i) { return i % 4 == 1 ? 1500000 : 9000; }
+
+static int long_life(const char *dir, unsigned *hits, struct larder_error *err)
+{
+    static uint8_t bytes[1500000 + 100];
+    char name[64];
+    snprintf(name, sizeof name, "fault-%d", (int)getpid());
+    struct nvme_options o = {dir, 8 * MIB, REPLACE_FIFO, true, name};
+    struct cache_space space = nvme_test_space(1);
+    struct nvme_stats st;
+    struct nvme *n;
+    uint32_t id;
+    int rc = nvme_open(&o, &n, err);
+    *hits = 0;
+    if (rc)
+        return rc;
+    CHECK_OK(nvme_space(n, &space, &id, err), err);
+    for (uint64_t i = 0; i < 24; i++) { /* twice what there is room for */
+        memset(bytes, (int)i, sizeof bytes);
+        struct cached c = {bytes, long_len(i), 1, crc32c(0, bytes, long_len(i)), 0}, hit;
+        struct nvme_place at;
+        void *mem = NULL;
+        nvme_admit(n, id, i, &c);
+        nvme_flush(n);
+        if (!nvme_lookup(n, id, i, &at) || __real_posix_memalign(&mem, 4096, at.len) != 0)
+            continue;
+        bool read = __real_pread(at.fd, mem, at.len, (off_t)at.offset) == (ssize_t)at.len;
+        if (nvme_check(n, id, i, &at, read ? mem : NULL, &hit)) {
+            CHECK(hit.stored_len == c.stored_len && memcmp(hit.bytes, bytes, c.stored_len) == 0);
+            ++*hits;
+        }
+        free(mem);
+    }
+    nvme_stats(n, &st);
+    CHECK(st.used <= st.budget);
+    nvme_close(n);
+    return LARDER_OK;
+}
+
+static void long_sweep(enum fault_kind kind)
+{
+    const char *dir = tmp_dir();
+    struct larder_error err;
+    unsigned hits;
+    char cmd[300];
+    long n;
+    CHECK_OK(long_life(dir, &hits, &err), &err);
+    CHECK_EQ(hits, 24);
+    for (n = 1; n < 2000; n += 1 + n / 40) {
+        int fds = open_fds();
+        fault_arm(kind, n);
+        int rc = long_life(dir, &hits, &err);
+        bool hit = fault_disarm();
+        CHECK_EQ(open_fds(), fds);
+        CHECK(!rc || (hit && err.code == rc && err.message[0]));
+        CHECK(nvme_test_usage(dir) <= 8 * MIB);
+        CHECK_OK(long_life(dir, &hits, &err), &err);
+        CHECK_EQ(hits, 24);
+        if (!hit)
+            break;
+        snprintf(cmd, sizeof cmd, "rm -f %s/seg-* %s/checkpoint", dir, dir);
+        if (n % 2 == 0)
+            CHECK(system(cmd) == 0);
+    }
+    CHECK(n > 1 && n < 2000);
+}
+
+TEST(long_allocations) { long_sweep(FAULT_ALLOC); }
+TEST(long_system_calls) { long_sweep(FAULT_IO); }
+
 /* No file may grow beyond 0 bytes: nothing is admitted that can be found, with a warning. */
 TEST(no_room_at_all)
 {

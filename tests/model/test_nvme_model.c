@@ -3,6 +3,8 @@
  * test_nvme_model.c - random admissions, reads, damage and restarts of an NVMe cache against a simulation that knows only the
  * rules: segments of whole pages that belong to one space, footers that must fit, first come without replacement, the oldest
  * full segment with FIFO, admission closed by the first refusal until a segment becomes free. Every result is predicted.
+ * Two handles of a group take turns: what one admits the other finds, and goes on filling where that one stopped; each
+ * learns by itself that there is no room.
  *
  * Each admission is flushed, so that a record takes whole pages. MODEL_SEED repeats a run.
  */
@@ -11,7 +13,7 @@
 
 #include "tests/unit/nvme_records.h"
 
-enum { SPACES = 2, ORDINALS = 220, LEN = 60000, SEGMENTS = 16, ENTRIES = 300, OPS = 1500 };
+enum { SPACES = 2, HANDLES = 2, ORDINALS = 220, LEN = 60000, SEGMENTS = 16, ENTRIES = 300, OPS = 1500 };
 
 struct sim_entry { unsigned ordinal; };
 struct sim_segment {
@@ -27,7 +29,7 @@ struct sim {
     uint64_t segment_bytes, clock;
     struct sim_segment seg[SEGMENTS];
     int active[SPACES];
-    bool closed[SPACES];
+    bool closed[HANDLES][SPACES];
     int where[SPACES][ORDINALS]; /* segment, or -1 */
 };
 
@@ -67,19 +69,19 @@ static int sim_room(struct sim *s)
     return -1;
 }
 
-static bool sim_admit(struct sim *s, unsigned space, unsigned ordinal, uint32_t len)
+static bool sim_admit(struct sim *s, unsigned handle, unsigned space, unsigned ordinal, uint32_t len)
 {
     uint64_t pages = (64 + (uint64_t)len + 4095) / 4096 * 4096;
     int i = s->active[space];
     if (s->where[space][ordinal] >= 0)
         return true;
-    if (s->closed[space])
+    if (s->closed[handle][space])
         return false;
     struct sim_segment *g = i >= 0 ? &s->seg[i] : NULL;
     if (!g || g->end + pages + ((g->n + 1) * 16 + 4095) / 4096 * 4096 + 4096 > s->segment_bytes) {
         int fresh = sim_room(s);
         if (fresh < 0) {
-            s->closed[space] = true;
+            s->closed[handle][space] = true;
             return false;
         }
         if (g) {
@@ -96,6 +98,8 @@ static bool sim_admit(struct sim *s, unsigned space, unsigned ordinal, uint32_t 
     g->live++;
     g->end += pages;
     s->where[space][ordinal] = i;
+    for (unsigned h = 0; h < HANDLES; h++) /* there is a segment that is not full: who was refused may ask again */
+        s->closed[h][space] = false;
     return true;
 }
 
@@ -152,23 +156,38 @@ static void corrupt(struct nvme *n, uint32_t id, uint64_t ordinal)
     free(bytes);
 }
 
+static void open_all(const char *dir, uint64_t bytes, enum replacement r, struct nvme *n[HANDLES], uint32_t id[SPACES])
+{
+    char name[64];
+    snprintf(name, sizeof name, "model-%d", (int)getpid());
+    for (unsigned h = 0; h < HANDLES; h++) {
+        n[h] = nvme_test_join(dir, bytes, r, name);
+        for (unsigned space = 0; space < SPACES; space++)
+            id[space] = nvme_test_id(n[h], space);
+    }
+}
+
 static void run(uint64_t seed, enum replacement r)
 {
     const char *dir = tmp_dir();
     uint64_t bytes = 4 * MIB + rng_below(&seed, 5) * MIB;
-    struct nvme *n = nvme_test_open(dir, bytes, r);
     struct sim *s = calloc(1, sizeof *s);
-    uint32_t id[SPACES] = {nvme_test_id(n, 0), nvme_test_id(n, 1)};
+    struct nvme *all[HANDLES], *n;
+    uint32_t id[SPACES];
     unsigned entries;
+    open_all(dir, bytes, r, all, id);
+    n = all[0];
     *s = (struct sim){.r = r, .n_segments = n->h->n_segments, .segment_bytes = n->h->segment_bytes};
     sim_restart(s);
     REQUIRE(n->h->n_segments <= SEGMENTS && n->h->segment_bytes == MIB);
     for (int i = 0; i < OPS && !atomic_load(&test_failures); i++) {
         unsigned space = (unsigned)rng_below(&seed, SPACES), o = (unsigned)rng_below(&seed, ORDINALS), op = (unsigned)rng_below(&seed, 100);
+        unsigned h = (unsigned)rng_below(&seed, HANDLES);
+        n = all[h];
         if (op < 50) {
-            CHECK_EQ(nvme_test_admit(n, id[space], space, o, LEN) == LARDER_OK, sim_admit(s, space, o, record_len(space, o)));
+            CHECK_EQ(nvme_test_admit(n, id[space], space, o, LEN) == LARDER_OK, sim_admit(s, h, space, o, record_len(space, o)));
             nvme_flush(n);
-            CHECK_EQ(nvme_closed(n, id[space]), s->closed[space]);
+            CHECK_EQ(nvme_closed(n, id[space]), s->closed[h][space]);
         } else if (op < 85) {
             CHECK_EQ(nvme_test_get(n, id[space], space, o, LEN), s->where[space][o] >= 0 ? NVME_HIT : NVME_MISS);
         } else if (op < 98) {
@@ -177,10 +196,10 @@ static void run(uint64_t seed, enum replacement r)
                 sim_drop(s, space, o);
             }
         } else {
-            nvme_close(n);
-            n = nvme_test_open(dir, bytes, r);
-            id[0] = nvme_test_id(n, 0);
-            id[1] = nvme_test_id(n, 1);
+            for (h = 0; h < HANDLES; h++)
+                nvme_close(all[h]);
+            open_all(dir, bytes, r, all, id);
+            n = all[0];
             sim_restart(s);
         }
     }
@@ -194,7 +213,8 @@ static void run(uint64_t seed, enum replacement r)
     nvme_stats(n, &st);
     CHECK_EQ(st.entries, entries);
     CHECK(st.used <= st.budget);
-    nvme_close(n);
+    for (unsigned h = 0; h < HANDLES; h++)
+        nvme_close(all[h]);
     CHECK(nvme_test_usage(dir) <= bytes);
     free(s);
 }

@@ -275,10 +275,10 @@ TEST(one_at_a_time)
 }
 
 /* The lock goes with its owner although a child that it forked lives on; and the child may close. */
-TEST(forked_child)
+static void fork_under(const char *name)
 {
     const char *dir = tmp_dir();
-    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true, NULL};
+    struct nvme_options o = {dir, 8 * MIB, REPLACE_NONE, true, name};
     int ready[2], end[2];
     char c;
     REQUIRE(pipe(ready) == 0 && pipe(end) == 0);
@@ -300,6 +300,7 @@ TEST(forked_child)
     REQUIRE(read(ready[0], &c, 1) == 1);
     struct nvme *n = NULL;
     struct larder_error err;
+    o.name = NULL;
     CHECK_ERR(nvme_open(&o, &n, &err), LARDER_EBUSY, &err);
     kill(owner, SIGKILL);
     waitpid(owner, NULL, 0);
@@ -308,6 +309,14 @@ TEST(forked_child)
     close(end[1]);
     close(ready[0]);
     close(ready[1]);
+}
+
+TEST(forked_child)
+{
+    char name[64];
+    snprintf(name, sizeof name, "test-fork-%d", (int)getpid());
+    fork_under(NULL);
+    fork_under(name);
 }
 
 /* Every page of a segment is damaged in turn; also cut off, emptied, and filled with noise. */
