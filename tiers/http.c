@@ -170,10 +170,12 @@ static void heap_set(struct http_loop *l, struct http_transfer *t, uint64_t at)
 
 static void count(_Atomic uint64_t *n, uint64_t by) { atomic_fetch_add_explicit(n, by, memory_order_relaxed); }
 
-static void touched(struct http_transfer *t)
+/* Heads and errors keep a transfer from stalling; what is asked for is what statistics call bytes. */
+static void touched(struct http_transfer *t, bool wanted)
 {
     t->last_ns = now_ns();
-    atomic_store_explicit(&t->loop->last_byte_ns, t->last_ns, memory_order_relaxed);
+    if (wanted)
+        atomic_store_explicit(&t->loop->last_byte_ns, t->last_ns, memory_order_relaxed);
 }
 
 /* It has a connection, or the address for one: no lookup is needed any more. */
@@ -254,7 +256,7 @@ static int on_progress(void *user, curl_off_t down_all, curl_off_t down, curl_of
     (void)down_all, (void)down, (void)up_all;
     if ((uint64_t)up > t->sent) {
         count(&t->loop->bytes_out, (uint64_t)up - t->sent);
-        touched(t);
+        touched(t, true);
     }
     t->sent = (uint64_t)up;
     return 0;
@@ -297,7 +299,7 @@ static size_t on_header(char *line, size_t one, size_t len, void *user)
 {
     struct http_transfer *t = user;
     (void)one;
-    touched(t);
+    touched(t, false);
     if (!t->first_byte_ns)
         t->first_byte_ns = t->last_ns;
     t->header_bytes += len;
@@ -342,12 +344,12 @@ static size_t drop_body(struct http_transfer *t, const char *data, size_t len)
 static size_t on_body(char *data, size_t one, size_t len, void *user)
 {
     struct http_transfer *t = user;
-    (void)one;
-    touched(t);
-    count(&t->loop->bytes_in, len);
     bool wanted = t->status / 100 == 2 && (t->buf || t->out);
+    (void)one;
+    touched(t, wanted);
     if (!wanted)
         return drop_body(t, data, len);
+    count(&t->loop->bytes_in, len);
     size_t room = t->buf ? t->buf_len : t->out_max;
     if (len > room - t->got || (t->in.content_length != UINT64_MAX && t->in.content_length > room)) {
         t->end = HTTP_TOO_LONG;

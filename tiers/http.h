@@ -100,6 +100,6 @@ void http_start(struct http *h, struct http_transfer *t);
 /* Ends t soon: done comes with HTTP_CANCELED, unless it is over already. Any thread; t has to be alive. */
 void http_cancel(struct http *h, struct http_transfer *t);
 struct http_stats { uint64_t transfers, bytes_in, bytes_out, connections; unsigned in_flight, waiting; uint64_t last_byte_ns; };
-void http_stats(struct http *h, struct http_stats *out); /* bytes of bodies; connections made */
+void http_stats(struct http *h, struct http_stats *out); /* bytes of bodies that were wanted; connections tried */
 
 #endif

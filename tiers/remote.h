@@ -69,7 +69,7 @@ struct remote_request {
 void remote_start(struct remote *r, struct remote_request *q); /* never blocks; all outcomes come through done (in a forked child: EFORK, from
                                                                 * within the call) */
 void remote_cancel(struct remote *r, struct remote_request *q); /* done comes soon, ECANCELED unless it was over */
-/* Blocking: starts n requests (done and user are remote.c's) and waits for all. Returns the first rc that is not OK, in order, and its
+/* Blocking (so not in done): starts n requests (done and user are remote.c's) and waits for all. Returns the first rc that is not OK, in order, and its
  * error; all are over in any case. */
 int remote_run(struct remote *r, struct remote_request *q, size_t n, struct larder_error *err);
 /* Bytes that came were not what they should be (CRC, page check): counts a retry of that cause against the budget. False: give up.

@@ -77,7 +77,11 @@ static void play(enum fault f, const struct request *q, struct answer *a)
     case HANG: a->send = 0, a->then = THEN_HANG; break;
     case HALF_HEAD: a->send = 40, a->then = THEN_CLOSE; break;
     case GARBAGE: a->raw = garbage, a->raw_len = sizeof(garbage) - 1, a->then = THEN_CLOSE; break;
-    case SLOW_DOWN: error_body(a, 503, slow_down); break;
+    case SLOW_DOWN:
+        error_body(a, 503, slow_down);
+        if (strstr(q->path, "later"))
+            answer_header(a, "Retry-After: 1");
+        break;
     case TOO_MANY: error_body(a, 429, ""); break;
     case ERROR_500: error_body(a, 500, internal); break;
     case ERROR_502: error_body(a, 502, "<html>bad gateway</html>"); break;
@@ -247,6 +251,14 @@ static int get(struct world *w, struct remote_request *q, uint64_t offset, size_
     struct larder_error err;
     *q = (struct remote_request){.name = "shards/a b+c.shard", .ranged = true, .offset = offset, .len = len, .buf = buf};
     return remote_run(w->r, q, 1, &err);
+}
+
+static struct remote *run_one_of;
+
+static void *run_one(void *q)
+{
+    remote_run(run_one_of, q, 1, NULL);
+    return NULL;
 }
 
 /* ---- headers ---- */
@@ -511,6 +523,78 @@ TEST(deadline)
     pthread_mutex_unlock(&w.s.lock);
     q = (struct remote_request){.name = "x", .ranged = true, .len = 10, .buf = buf, .deadline_ns = now_ns() + 2000};
     CHECK_EQ(remote_run(w.r, &q, 1, &err), LARDER_ETIMEOUT);
+    world_close(&w);
+}
+
+TEST(retry_after_is_waited_for)
+{
+    struct world w = {.x = {.times = 1, .fault = SLOW_DOWN}};
+    struct larder_error err;
+    uint8_t buf[10];
+    char state[160];
+    world_open(&w, "http://", (struct larder_remote_options){0});
+    struct remote_request q = {.name = "later", .ranged = true, .len = 10, .buf = buf};
+    CHECK_OK(remote_run(w.r, &q, 1, &err), &err);
+    CHECK(q.end_ns - q.begin_ns >= 1000000000u);
+    CHECK_EQ(q.tries, 2);
+    CHECK_MEM(buf, object, 10);
+    /* what is going on, while it waits */
+    pthread_mutex_lock(&w.s.lock);
+    w.x.times = UINT32_MAX;
+    pthread_mutex_unlock(&w.s.lock);
+    run_one_of = w.r;
+    q = (struct remote_request){.name = "later", .ranged = true, .len = 10, .buf = buf, .deadline_ns = now_ns() + 1200000000u};
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, run_one, &q) == 0);
+    for (unsigned ms = 0; ms < 10000; ms++) {
+        remote_state(w.r, state);
+        if (strstr(state, "retry"))
+            break;
+        usleep(1000);
+    }
+    CHECK(strncmp(state, "1 GETs in flight, 1 retry (503), ", 33) == 0);
+    pthread_join(thread, NULL);
+    CHECK_EQ(q.rc, LARDER_ETIMEOUT);
+    world_close(&w);
+}
+
+/* Heads of answers with bytes changed and cut anywhere: nothing but an answer or an error comes of it. */
+static void mutate(struct server *s, const struct request *q, struct answer *a)
+{
+    static const char head[] = "HTTP/1.1 206 Partial Content\r\nContent-Length: 100\r\nContent-Range: bytes 7-106/1049353\r\nETag: \"e1\"\r\n"
+                               "Retry-After: 0\r\nDate: Wed, 21 Oct 2015 07:28:00 GMT\r\nx-amz-bucket-region: us-east-1\r\n\r\n";
+    struct script *x = s->user;
+    static char text[sizeof(head) + 100];
+    size_t len = sizeof(head) - 1 + 100;
+    (void)q;
+    memcpy(text, head, sizeof(head) - 1);
+    memcpy(text + sizeof(head) - 1, the_object() + 7, 100);
+    for (unsigned n = (unsigned)rng_below(&x->seed, 4); n > 0; n--)
+        text[rng_below(&x->seed, sizeof(head) - 1)] =
+            rng_below(&x->seed, 2) ? (char)rng_below(&x->seed, 256) : "\r\n: 0/-\0"[rng_below(&x->seed, 8)];
+    a->raw = text;
+    a->raw_len = rng_below(&x->seed, 3) ? len : rng_below(&x->seed, len + 1);
+    a->then = rng_below(&x->seed, 3) ? THEN_CLOSE : THEN_RESET;
+}
+
+TEST(mutated_answers)
+{
+    enum { N = 600 };
+    struct world w = {.x = {.seed = 77}};
+    struct remote_request q;
+    uint8_t buf[100];
+    unsigned good = 0;
+    world_open(&w, "http://", (struct larder_remote_options){.tries_max = 1, .stall_timeout_ms = 300});
+    pthread_mutex_lock(&w.s.lock);
+    w.s.handle = mutate;
+    pthread_mutex_unlock(&w.s.lock);
+    for (unsigned i = 0; i < N; i++) {
+        int rc = get(&w, &q, 7, 100, buf);
+        good += rc == LARDER_OK;
+        CHECK(rc == LARDER_OK || rc == LARDER_EREMOTE || rc == LARDER_ECORRUPT || rc == LARDER_ENOTFOUND || rc == LARDER_EBUSY);
+        CHECK(rc == LARDER_OK || q.error.message[0]);
+    }
+    CHECK(good > N / 10);
     world_close(&w);
 }
 
