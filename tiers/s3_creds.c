@@ -65,6 +65,7 @@ struct s3_creds {
     /* under lock */
     struct s3_key key;
     bool have, fetching, closing, sent; /* sent: the fetch's transfer is http.c's */
+    unsigned calling; /* threads that tell waiters */
     uint64_t good_until_s, again_ns, fetches;
     struct larder_error failed;
     uint64_t failed_until_ns;
@@ -479,7 +480,7 @@ static int stage_answer(struct s3_creds *c, struct larder_error *err)
 
 /* ---- fetching ---- */
 
-/* Takes over the outcome; whoever waits is told. c may be gone when this returns. */
+/* Takes over the outcome; whoever waits is told, before closing ends. c may be gone when this returns. */
 static void fetch_end(struct s3_creds *c, int rc, const struct larder_error *err)
 {
     struct fetch *f = &c->fetch;
@@ -503,6 +504,7 @@ static void fetch_end(struct s3_creds *c, int rc, const struct larder_error *err
     struct waiter *w = c->waiters;
     c->waiters = NULL;
     c->fetching = false;
+    c->calling++;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
     while (w) {
@@ -511,6 +513,10 @@ static void fetch_end(struct s3_creds *c, int rc, const struct larder_error *err
         free(w);
         w = next;
     }
+    pthread_mutex_lock(&c->lock);
+    c->calling--;
+    pthread_cond_broadcast(&c->changed);
+    pthread_mutex_unlock(&c->lock);
 }
 
 /* Goes on where a stage ended with rc, until a request is under way or all is over. */
@@ -597,7 +603,7 @@ void s3_creds_close(struct s3_creds *c)
         c->closing = true;
         if (c->sent)
             http_cancel(c->http, &c->fetch.transfer);
-        while (c->fetching)
+        while (c->fetching || c->calling)
             pthread_cond_wait(&c->changed, &c->lock);
         pthread_mutex_unlock(&c->lock);
         pthread_cond_destroy(&c->changed);
