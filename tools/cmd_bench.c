@@ -247,7 +247,7 @@ static void on_waiting(void *user, const char *what, const char *why)
     struct tool *t = user;
 
     progress_hide(&t->progress);
-    fputs("larder bench: waiting for ", stderr);
+    fputs("larder bench: ", stderr);
     text_line(stderr, what);
     fputs(": ", stderr);
     text_line(stderr, why ? why : "");
