@@ -122,6 +122,9 @@ static int open_nvme(struct tiers_cache *c, const struct larder_cache_options *o
                 *err = e;
             return rc;
         }
+        if (!rc)
+            snprintf(c->slow_text[c->n_nvme], sizeof(c->slow_text[0]), "%.160s: its disk answers later than the dataset itself: it was "
+                     "passed by for a while", o->nvme[i].dir);
         if (rc)
             warn(c, e.message);
         else
@@ -247,6 +250,7 @@ int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, stru
     }
     for (unsigned i = 0; i < c->n_nvme; i++) {
         b->nvme[b->n_nvme] = c->nvme[i];
+        b->nvme_at[b->n_nvme] = i;
         if (nvme_space(c->nvme[i], &space, &b->nvme_space[b->n_nvme], &e) == LARDER_OK)
             b->n_nvme++;
         nvme_stats(c->nvme[i], &n);
@@ -311,6 +315,9 @@ const char *tiers_cache_warning(const struct tiers_cache *c, size_t i)
         if (n.warning && i-- == 0)
             return n.warning;
     }
+    for (unsigned k = 0; k < c->n_nvme; k++)
+        if (atomic_load_explicit(&c->slow[k], memory_order_relaxed) && i-- == 0)
+            return c->slow_text[k];
     return NULL;
 }
 

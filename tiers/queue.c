@@ -171,7 +171,7 @@ static void retire(struct tiers_queue *q, struct queue_op *op)
     else if (op->segment->nvme < 0)
         origin_put(q->t->origin, &op->file);
     if (f->cached)
-        histogram_add(&f->stack->b->cache->counter[op->segment->nvme < 0 ? TIER_ORIGIN : TIER_NVME].latency, now_ns() - op->sent_ns);
+        stack_took(f, op->segment->nvme < 0 ? UINT32_MAX : op->segment->shard, now_ns() - op->sent_ns);
     op->next_free = q->free_ops;
     q->free_ops = op;
     q->in_engine--;

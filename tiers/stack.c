@@ -112,6 +112,8 @@ static void look_up_nvme(struct fetch_stack *k, struct absent *a)
     uint64_t ordinal = k->ordinals[a->i];
     a->coming = false;
     for (unsigned d = 0; ordinal <= CACHE_ORDINAL_MAX && d < b->n_nvme; d++) {
+        if (unlikely(atomic_load_explicit(&b->pace[d].until_ns, memory_order_relaxed)) && pace_passed(&b->pace[d], now_ns()))
+            continue;
         bool there = nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place);
         a->coming = !there && b->dram && nvme_coming(b->nvme[d], b->nvme_space[d], ordinal);
         if (!there && !a->coming)
@@ -376,6 +378,19 @@ bool stack_settle(struct tiers_fetch *f)
         }
     }
     return k->settled == k->n_absent && ahead_settle(f, SETTLE_BYTES);
+}
+
+void stack_took(struct tiers_fetch *f, uint32_t a, uint64_t ns)
+{
+    struct bound *b = f->stack->b;
+    histogram_add(&b->cache->counter[a == UINT32_MAX ? TIER_ORIGIN : TIER_NVME].latency, ns);
+    if (a == UINT32_MAX) {
+        pace_average(&b->origin_ns, ns);
+        return;
+    }
+    unsigned d = f->stack->absent[a].dir;
+    if (pace_read(&b->pace[d], ns, atomic_load_explicit(&b->origin_ns, memory_order_relaxed), now_ns()))
+        atomic_store_explicit(&b->cache->slow[b->nvme_at[d]], true, memory_order_relaxed);
 }
 
 void stack_nvme_failed(struct tiers_fetch *f, uint32_t a)

@@ -3,6 +3,7 @@
  * stack_int.h - inside tiers/: the cache object, its counters, and the way of one fetch through the tiers.
  *
  *     stats.c   counters and latencies (log-scale), and their text
+ *     pace.c    whether a directory's disk is too slow to be of use (pure)
  *     cache.c   the cache: what is opened once, for any number of datasets
  *     stack.c   one fetch: who has its records, who fetches them, who admits them
  *     stream.c  a remote origin read ahead of the epoch, once
@@ -35,6 +36,16 @@ void counter_give(const struct tier_counter *c, struct larder_cache_tier *out);
 /* Prometheus text of the tiers that are there. */
 int stats_text(const char *cache, const struct larder_cache_stats *s, bool dram, bool nvme, struct buf *out, struct larder_error *err);
 
+/* ---- pace.c: pure ---- */
+
+/* Of one cache directory. Begins as zeros. */
+struct pace { _Atomic uint64_t slow_reads, slow_since_ns, pause_ns, until_ns; };
+/* A mean that follows: 0 is none yet. */
+void pace_average(_Atomic uint64_t *average_ns, uint64_t took_ns);
+/* A read of the directory has ended; the next tier's take next_tier_ns (0: not known). True: from now on it is passed by for a while. */
+bool pace_read(struct pace *p, uint64_t took_ns, uint64_t next_tier_ns, uint64_t now_ns);
+bool pace_passed(const struct pace *p, uint64_t now_ns);
+
 /* ---- cache.c ---- */
 
 #define NVME_DIRS_MAX 8u
@@ -51,6 +62,8 @@ struct tiers_cache {
     struct tier_counter counter[TIERS];
     char warnings[WARNINGS_MAX][256]; /* of opening */
     unsigned n_warnings;
+    char slow_text[NVME_DIRS_MAX][256]; /* the warning when its disk is slow */
+    atomic_bool slow[NVME_DIRS_MAX];    /* it was */
 };
 
 /* A dataset's place in a cache. Constant after open. */
@@ -60,7 +73,10 @@ struct bound {
     uint32_t dram_space;
     struct nvme *nvme[NVME_DIRS_MAX];   /* those that gave it a number */
     uint32_t nvme_space[NVME_DIRS_MAX];
+    unsigned nvme_at[NVME_DIRS_MAX];    /* in the cache */
     unsigned n_nvme;
+    struct pace pace[NVME_DIRS_MAX];
+    _Atomic uint64_t origin_ns;         /* that a read of the origin takes, in the mean */
     bool fill_nvme;                     /* records of the origin are copied there */
     atomic_bool filled;                 /* NVMe has admitted records since it was last flushed */
     _Atomic size_t coming;              /* of the origin, being fetched, that NVMe may admit */
@@ -133,6 +149,8 @@ enum stack_step stack_next(struct tiers_fetch *f);
 void stack_wait(struct tiers_fetch *f, struct waker *w);
 /* The NVMe read of absent record a failed: it comes from the origin. */
 void stack_nvme_failed(struct tiers_fetch *f, uint32_t a);
+/* A read has ended: of absent record a from NVMe, or of the origin (a: UINT32_MAX). */
+void stack_took(struct tiers_fetch *f, uint32_t a, uint64_t ns);
 /* The fetch is over, well or not: gives claims up and counts. */
 void stack_end(struct tiers_fetch *f);
 /* Would a tier take it? */

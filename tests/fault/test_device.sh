@@ -3,7 +3,7 @@
 # test_device.sh - real errors and slowness of a disk below the NVMe tier and below the origin, while a training runs.
 #
 # A disk is an ext4 on a loop device on a file that nbdfuse shows and nbdkit serves from memory; nbdkit's filters let reads
-# or writes fail from the moment that a file appears, or come late. All of it lives in a mount namespace of its own, so that nothing is
+# or writes fail from the moment that a file appears, or come late, or slowly from then on. All of it lives in a mount namespace of its own, so that nothing is
 # left however this ends. In all cases but errors of the origin itself the training goes on, and delivers the right bytes.
 PATH=$PATH:/usr/sbin:/sbin
 skip() { echo "$1"; exit 77; }
@@ -31,13 +31,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP
 
-# disk NAME SIZE [NBDKIT-ARGUMENT...]: $tmp/disk-NAME/mnt; touch its fail-reads or fail-writes and such calls fail.
+# disk NAME SIZE [NBDKIT-ARGUMENT...]: $tmp/disk-NAME/mnt; touch its fail-reads or fail-writes and such calls fail;
+# bits a second in its rate make it slow.
 disk() {
     local d=$tmp/disk-$1 size=$2 i loop
     shift 2
     mkdir -p "$d/fuse" "$d/mnt"
-    setpriv --pdeathsig KILL nbdkit -f -U "$d/socket" --filter=error --filter=delay memory "$size" error=EIO \
-        error-pread-rate=100% error-pread-file="$d/fail-reads" error-pwrite-rate=100% error-pwrite-file="$d/fail-writes" "$@" \
+    setpriv --pdeathsig KILL nbdkit -f -U "$d/socket" --filter=error --filter=delay --filter=rate memory "$size" error=EIO \
+        error-pread-rate=100% error-pread-file="$d/fail-reads" error-pwrite-rate=100% error-pwrite-file="$d/fail-writes" rate-file="$d/rate" "$@" \
         >"$d/nbdkit.log" 2>&1 &
     echo $! >"$d/nbdkit.pid"
     disown
@@ -229,6 +230,19 @@ trained 0
 nothing_else
 [ $((SECONDS - start)) -lt 90 ] || fail "$what: $((SECONDS - start)) s"
 drop_disk j
+
+what="a disk under NVMe that becomes very slow"
+disk k 96M
+train d --nvme "$tmp/disk-k/mnt/cache:48MB" --epochs 40
+epochs_done 2
+echo 4M >"$tmp/disk-k/rate" # 20 records a second
+start=$SECONDS
+trained 0
+warned "$tmp/disk-k/mnt/cache: its disk answers later than the dataset itself: it was passed by for a while"
+nothing_else
+is "$what: the origin steps in" "$(json_of "$tmp/train.out" "sum(l['tiers']['origin']['hits'] for l in o) > 10000 and sorted(l['seconds'] for l in o)[20] < 3")" True
+[ $((SECONDS - start)) -lt 90 ] || fail "$what: $((SECONDS - start)) s"
+drop_disk k
 
 what="read errors of the origin"
 disk o 96M
