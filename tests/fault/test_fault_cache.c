@@ -192,7 +192,8 @@ static unsigned flaky_reap(struct engine *e, bool wait, struct read_op **done, u
 }
 static void flaky_register(struct engine *e, void *m, size_t len) { REAL(e)->ops->register_memory(REAL(e), m, len); }
 static void flaky_close(struct engine *e, bool forked) { REAL(e)->ops->close(REAL(e), forked); }
-static const struct engine_ops flaky_ops = {"flaky", flaky_add, flaky_flush, flaky_reap, flaky_register, flaky_close};
+static const struct engine_ops flaky_ops = {.name = "flaky", .add = flaky_add, .flush = flaky_flush, .reap = flaky_reap,
+                                            .register_memory = flaky_register, .close = flaky_close};
 
 struct through {
     struct larder_cache *c;

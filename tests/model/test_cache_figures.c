@@ -19,7 +19,7 @@ static uint64_t ordinals[F];
 
 static void draw(uint64_t epoch, uint64_t seed)
 {
-    struct order o = {F, seed, LARDER_SHUFFLE_FULL};
+    struct order o = {.n = F, .seed = seed, .shuffle = LARDER_SHUFFLE_FULL};
 
     order_fill(&o, epoch, 0, F, ordinals);
 }
@@ -280,7 +280,7 @@ TEST(two_of_four_miss)
     bool closed = false;
 
     for (uint64_t e = 0; e < 8; e++) {
-        struct order o = {4, 1, LARDER_SHUFFLE_FULL};
+        struct order o = {.n = 4, .seed = 1, .shuffle = LARDER_SHUFFLE_FULL};
         uint64_t four[4], misses = 0;
 
         order_fill(&o, e, 0, 4, four);

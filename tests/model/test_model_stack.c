@@ -351,7 +351,7 @@ static void run(int replacement, uint64_t dram, uint64_t nvme, bool plan)
         compare(&r, &s, ordinals, n, count);
     }
     for (uint64_t e = 0; e < 3; e++) { /* and epochs */
-        struct order o = {N, seed, LARDER_SHUFFLE_FULL};
+        struct order o = {.n = N, .seed = seed, .shuffle = LARDER_SHUFFLE_FULL};
         uint64_t before = count[TIER_ORIGIN];
 
         order_fill(&o, e, 0, N, order);
@@ -406,7 +406,7 @@ static void same_for_ever(uint64_t dram, uint64_t nvme)
     snprintf(dir, sizeof(dir), "%s/nvme", tmp_dir());
     open_real(&r, false, LARDER_REPLACE_NONE, dram, nvme ? dir : NULL, nvme, false);
     for (uint64_t e = 0; e < 5; e++) {
-        struct order o = {N, seed, LARDER_SHUFFLE_FULL};
+        struct order o = {.n = N, .seed = seed, .shuffle = LARDER_SHUFFLE_FULL};
 
         order_fill(&o, e, 0, N, order);
         for (uint64_t i = 0, n; i < N; i += n) {
