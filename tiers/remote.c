@@ -56,6 +56,8 @@ static void deliver(struct remote *r, struct call *c)
     atomic_fetch_sub(&r->live_gets, get);
     atomic_fetch_sub(&r->live_retries, c->retries);
     s3_key_release(&c->key);
+    if (c->text.data)
+        s3_wipe(c->text.data, c->text.len); /* a session's token may be in it */
     buf_release(&c->text);
     buf_release(&c->check);
     free(c);

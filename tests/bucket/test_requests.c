@@ -11,7 +11,7 @@
 #define LEN 20000u
 #define N 64u
 
-static char proxy[64];
+static char proxy[64], proxy_tls[64], ca[256];
 static uint8_t object[OBJECT_LEN];
 
 /* ---- the proxy ---- */
@@ -45,6 +45,13 @@ static void set_faults(const char *text)
     REQUIRE(t.end == HTTP_DONE && t.status / 100 == 2);
 }
 
+static void take(const char *line, const char *name, char *out, size_t size)
+{
+    const char *at = strstr(line, name);
+    if (at)
+        snprintf(out, size, "%.*s", (int)strcspn(at + strlen(name), " \n"), at + strlen(name));
+}
+
 /* A proxy of our own, which ends with us. */
 static void proxy_start(void)
 {
@@ -55,9 +62,9 @@ static void proxy_start(void)
     FILE *f = popen(command, "r");
     REQUIRE(f);
     while (fgets(line, sizeof(line), f)) {
-        const char *at = strstr(line, "S3_PROXY=");
-        if (at)
-            snprintf(proxy, sizeof(proxy), "%.*s", (int)strcspn(at + 9, " \n"), at + 9);
+        take(line, "S3_PROXY=", proxy, sizeof(proxy));
+        take(line, "S3_PROXY_TLS=", proxy_tls, sizeof(proxy_tls));
+        take(line, "S3_CA=", ca, sizeof(ca));
     }
     REQUIRE(pclose(f) == 0 && proxy[0]);
 }
@@ -69,6 +76,7 @@ static struct remote *remote_at(const char *endpoint, unsigned in_flight)
     struct remote *r = NULL;
     char uri[128];
     o.endpoint = endpoint;
+    o.ca_bundle = endpoint == proxy_tls ? ca : NULL;
     o.requests_max = in_flight;
     o.stall_timeout_ms = 400;
     o.tries_max = 20;
@@ -97,9 +105,9 @@ static void make_object(void)
 /* ---- the matrix ---- */
 
 /* All ranges, read again while their bytes are damaged, as those who have checksums do. */
-static void read_all(const char *fault, const char *faults, unsigned in_flight)
+static void read_all(const char *endpoint, const char *fault, const char *faults, unsigned in_flight)
 {
-    struct remote *r = remote_at(proxy, in_flight);
+    struct remote *r = remote_at(endpoint, in_flight);
     struct remote_request *q = calloc(N, sizeof(*q));
     uint8_t *buf = calloc(N, LEN);
     struct larder_error err = {0};
@@ -145,7 +153,7 @@ TEST(every_fault)
             for (size_t d = 0; d < ARRAY_LEN(in_flight); d++) {
                 char text[80];
                 snprintf(text, sizeof(text), rates[p], faults[f]);
-                read_all(faults[f], text, in_flight[d]);
+                read_all(proxy, faults[f], text, in_flight[d]);
             }
     set_faults("");
 }
@@ -154,8 +162,8 @@ TEST(all_faults_together)
 {
     make_object();
     for (unsigned in_flight = 4; in_flight <= 64; in_flight *= 4)
-        read_all("flip and others", "slowdown=0.05\nretryafter=0\ntrunc=0.02\nflip=0.02\nclose=0.02\nwrongrange=0.02\nlatmin=5\nlatmax=20\n",
-                 in_flight);
+        read_all(in_flight == 16 ? proxy_tls : proxy, "flip and others", "slowdown=0.05\nretryafter=0\ntrunc=0.05\nreset=0.05\nflip=0.02\nclose=0.05\nwrongrange=0.02\n"
+                 "latmin=5\nlatmax=20\n", in_flight);
     set_faults("");
 }
 
