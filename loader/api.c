@@ -164,7 +164,7 @@ int dataset_check(const struct larder_dataset *ds, struct larder_error *err)
 {
     if (!ds)
         return err_set(err, LARDER_EINVAL, "dataset is NULL");
-    if (getpid() != ds->pid)
+    if (process_id() != ds->pid)
         return err_set(err, LARDER_EFORK, "%s: opened by process %d and used in its child %d: open it again there", ds->path,
                        (int)ds->pid, (int)getpid());
     return 0;

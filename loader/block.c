@@ -67,7 +67,7 @@ void block_pool_free(struct block_pool *p)
 
     if (!p)
         return;
-    if (getpid() != p->pid) {
+    if (process_id() != p->pid) {
         while ((b = p->idle)) {
             p->idle = b->next;
             block_unmap(b);
@@ -164,7 +164,7 @@ static void block_return(struct block *b)
     struct block_pool *p = b->pool;
     bool keep, last;
 
-    if (getpid() != p->pid) {
+    if (process_id() != p->pid) {
         block_unmap(b);
         return;
     }

@@ -42,7 +42,7 @@ static int loader_check(const struct larder_loader *ld, struct larder_error *err
 {
     if (!ld)
         return err_set(err, LARDER_EINVAL, "loader is NULL");
-    if (getpid() != ld->pid)
+    if (process_id() != ld->pid)
         return err_set(err, LARDER_EFORK, "loader: opened by process %d and used in its child %d: open the dataset and the "
                        "loader again there", (int)ld->pid, (int)getpid());
     return 0;

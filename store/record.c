@@ -286,31 +286,37 @@ static inline bool views_of(const struct schema_field *fields, uint32_t n, uint3
     return packed == media_at && media == stored_len;
 }
 
-/* The same for a schema of one field: most samples, and then the smallest. */
-static inline bool lone_view(struct kind kind, uint32_t stored_len, const uint8_t *stored, struct larder_value *value)
+static inline bool is_plain(const struct extent *e)
 {
-    uint32_t packed = get_u32(stored + 4), len = get_u32(stored + 8), there = len == FIELD_ABSENT ? 0 : len;
-    value->data = len == FIELD_ABSENT ? NULL : stored + 12;
-    value->len = there;
-    return packed == (kind.media ? 0 : there) && 12 + (uint64_t)there == stored_len &&
-           (!kind.width || len == kind.width || len == FIELD_ABSENT);
+    return e->checked && e->codec == CODEC_NONE && e->raw_len == e->stored_len;
+}
+
+/* record_views for a schema of one field: the samples for which a few instructions count. */
+static size_t lone_views(struct kind kind, const struct extent *e, const void *const *stored, size_t n, struct larder_value *values)
+{
+    uint32_t packed_mask = kind.media ? 0 : UINT32_MAX, head_len = 12;
+    for (size_t i = 0; i < n; i++) {
+        const uint8_t *head = stored[i];
+        if (!is_plain(&e[i]) || e[i].stored_len < head_len || get_u32(head) != 1u << 16)
+            return i;
+        uint32_t packed = get_u32(head + 4), len = get_u32(head + 8), rest = e[i].stored_len - head_len;
+        bool absent = len == FIELD_ABSENT;
+        values[i] = (struct larder_value){absent ? NULL : head + head_len, rest};
+        if (absent ? packed || rest : len != rest || packed != (len & packed_mask) || (kind.width && len != kind.width))
+            return i;
+    }
+    return n;
 }
 
 size_t record_views(const struct schema *s, const struct extent *e, const void *const *stored, size_t n, struct larder_value *values)
 {
-    uint32_t fields = s->n, head_max = record_head_max(s);
-    struct kind first = kinds[s->fields[0].type];
+    if (s->n == 1)
+        return lone_views(kinds[s->fields[0].type], e, stored, n, values);
     for (size_t i = 0; i < n; i++) {
-        uint32_t len = e[i].stored_len, head_len = head_short(s), flags = 0;
-        if (fields >= 2 && len >= FIELD_CRC_BYTES) {
-            head_len = head_max;
-            flags = RECORD_FIELD_CRCS;
-        }
-        if (!e[i].checked || e[i].codec != CODEC_NONE || e[i].raw_len != len || len < head_len ||
-            get_u32(stored[i]) != (flags | fields << 16))
-            return i;
-        if (fields == 1 ? !lone_view(first, len, stored[i], values + i)
-                        : !views_of(s->fields, fields, head_len, len, stored[i], values + i * fields))
+        bool field_crcs = e[i].stored_len >= FIELD_CRC_BYTES;
+        uint32_t head_len = field_crcs ? record_head_max(s) : head_short(s), flags = field_crcs ? RECORD_FIELD_CRCS : 0;
+        if (!is_plain(&e[i]) || e[i].stored_len < head_len || get_u32(stored[i]) != (flags | s->n << 16) ||
+            !views_of(s->fields, s->n, head_len, e[i].stored_len, stored[i], values + i * s->n))
             return i;
     }
     return n;

@@ -299,7 +299,7 @@ static bool pump(struct tiers_queue *q, bool wait)
 
 int tiers_fetch_start(struct tiers_queue *q, struct tiers_fetch *f, void *memory, void *tag, struct larder_error *err)
 {
-    if (q->t->pid != getpid())
+    if (q->t->pid != process_id())
         return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
     int rc = tiers_fetch_begin(f, memory, err);
     if (rc)
@@ -390,7 +390,7 @@ static void drive(struct tiers_queue *q)
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err)
 {
     *f = NULL, *tag = NULL;
-    if (q->t->pid != getpid())
+    if (q->t->pid != process_id())
         return err_set(err, LARDER_EFORK, "a queue of the parent process cannot read in a forked child: open the dataset there");
     if (q->done.head && !q->in_engine && !q->waiting.head)
         return hand_over(q, f, tag, err);
@@ -439,7 +439,7 @@ static int open_engines(struct tiers_queue *q, unsigned depth, struct larder_err
 int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, struct larder_error *err)
 {
     *out = NULL;
-    if (t->pid != getpid())
+    if (t->pid != process_id())
         return err_set(err, LARDER_EFORK, "a dataset of the parent process cannot be read in a forked child: open it there");
     depth = depth ? depth : t->depth;
     if (depth > TIERS_DEPTH_MAX)

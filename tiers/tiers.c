@@ -420,7 +420,7 @@ int tiers_read(struct tiers *t, struct tiers_fetch *f, void *memory, struct lard
     struct tiers_queue *q;
     struct tiers_fetch *done;
     void *tag;
-    if (t->pid != getpid())
+    if (t->pid != process_id())
         return err_set(err, LARDER_EFORK, "a dataset of the parent process cannot be read in a forked child: open it there");
     int rc;
     if (tiers_fetch_is_hit(f)) { /* nothing to read: no queue */

@@ -248,6 +248,7 @@ int crew_run(unsigned workers, crew_fn *fn, crew_tick_fn *tick, void *user, stru
 uint64_t now_ns(void);     /* monotonic */
 uint64_t now_wall_s(void); /* seconds since 1970 */
 unsigned cpu_count(void);  /* CPUs this process may use */
+pid_t process_id(void);    /* getpid without a system call, right in a forked child too */
 uint64_t memory_available(void); /* bytes: min(MemAvailable, cgroup limit - usage) */
 
 #endif

@@ -137,6 +137,55 @@ TEST(bad_values)
     schema_release(&s);
 }
 
+static bool same_values(const struct larder_value *a, const struct larder_value *b, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (a[i].data != b[i].data || a[i].len != b[i].len)
+            return false;
+    return true;
+}
+
+/* Views are what decoding gives, for schemas of one field of each kind and of all; also where a byte of the head is another. */
+TEST(views_are_what_decoding_gives)
+{
+    struct larder_error err;
+    AUTO_BUF struct buf rec = BUF_INIT;
+    AUTO_FREE uint8_t *pool = malloc(N * 300000);
+    uint64_t rng = 11;
+    int refused = 0;
+    for (int round = 0; round < 1400; round++) {
+        uint32_t first = (uint32_t)round % (N + 1), n = first == N ? N : 1;
+        struct larder_value v[N], w[N], views[2 * N];
+        struct extent e[2];
+        struct schema s;
+        REQUIRE_OK(schema_copy(&s, first == N ? fields : fields + first, n, &err), &err);
+        random_values(&rng, pool, 5000, v);
+        if (first < N)
+            v[0] = v[first];
+        REQUIRE_OK(make(&s, v, NULL, &rec, &e[0], &err), &err);
+        e[0].checked = true;
+        e[1] = e[0];
+        const void *stored[2] = {rec.data, rec.data};
+        REQUIRE_OK(record_decode(&s, e, rec.data, NULL, NULL, NULL, w, &err), &err);
+        CHECK_EQ(record_views(&s, e, stored, 2, views), 2);
+        CHECK(same_values(views, w, n) && same_values(views + n, w, n));
+        e[1].checked = false;
+        CHECK_EQ(record_views(&s, e, stored, 2, views), 1);
+        e[1] = e[0];
+        e[1].codec = CODEC_ZSTD;
+        CHECK_EQ(record_views(&s, e, stored, 2, views), 1);
+        if (e[0].stored_len < FIELD_CRC_BYTES) {
+            rec.data[rng_below(&rng, 8 + 4 * n)] ^= (uint8_t)(1 + rng_below(&rng, 255));
+            bool good = record_decode(&s, e, rec.data, NULL, NULL, NULL, w, &err) == LARDER_OK;
+            REQUIRE_EQ(record_views(&s, e, stored, 1, views), good ? 1u : 0u);
+            CHECK(!good || same_values(views, w, n));
+            refused += !good;
+        }
+        schema_release(&s);
+    }
+    CHECK(refused > 1000);
+}
+
 /* Any flipped byte of a record: an error, or other values, but never a view outside the bytes (run under ASan). */
 TEST(flips_stay_in_bounds)
 {
