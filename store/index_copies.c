@@ -232,6 +232,10 @@ int index_copies_open(struct store_io *io, struct index_copies **out, struct lar
     if (!rc)
         rc = make_own(ic, err);
     copies_release(&c);
+    guard_fd(&lock);
+    lock = -1;
+    if (!rc && (rc = make_room(ic, 0, err)) == LARDER_EBUSY) /* the limit may be lower than last time */
+        rc = LARDER_OK;
     if (rc) {
         index_copies_close(ic);
         return rc;

@@ -391,7 +391,7 @@ static void copy_away(struct model *m, struct client *c)
     struct larder_copy_report r = {.struct_size = sizeof(r)};
     struct larder_error err = {0};
     char work[260];
-    if (!m->newest)
+    if (!m->newest && !m->full)
         return;
     snprintf(work, sizeof(work), "%s/copy", m->dir);
     struct sim_bucket *b = sim_bucket_new();
@@ -414,8 +414,16 @@ static void copy_away(struct model *m, struct client *c)
     no_faults(&there);
     struct store *s;
     REQUIRE_OK(store_open(&dst->io, &(struct store_options){.table_bytes = 1 << 20}, &s, &err), &err);
-    CHECK_EQ(store_manifest(s)->generation, m->newest);
-    CHECK_OK(read_some(m, s, &err), &err);
+    if (m->full) {
+        struct larder_verify_options vo = LARDER_VERIFY_OPTIONS_INIT;
+        struct larder_verify_report vr = {.struct_size = sizeof(vr)};
+        vo.workers = 1;
+        CHECK_OK(store_verify(&dst->io, &vo, &vr, &err), &err);
+        CHECK(vr.samples > 0);
+    } else {
+        CHECK_EQ(store_manifest(s)->generation, m->newest);
+        CHECK_OK(read_some(m, s, &err), &err);
+    }
     store_close(s);
     CHECK_EQ(b->unfinished, 0);
     io_close(&dst->io);
@@ -558,6 +566,9 @@ static void full_round(struct model *m)
         CHECK_OK(store_verify(&m->c[i].s->io, &o, &r, &err), &err); /* by lookups, or by the sum */
         CHECK_EQ(r.samples, n + more);
     }
+    c->s->faults = (struct sim_faults){200, 200, 500, 200};
+    copy_away(m, c);
+    c->s->faults = (struct sim_faults){0, 0, 200, 100};
     struct manifest t;
     char name[300];
     REQUIRE_OK(generation_load_newest(&c->s->io, &t, &err), &err);
