@@ -426,8 +426,10 @@ static bool set_common(struct http *h, struct http_loop *l, CURL *e, struct http
     SET(CURLOPT_USERAGENT, h->user_agent);
     SET(CURLOPT_PROXY, proxy_for(h, t->url));
     SET(CURLOPT_NOPROXY, h->no_proxy);
-    if (h->ca_bundle)
-        SET(h->ca_folder ? CURLOPT_CAPATH : CURLOPT_CAINFO, h->ca_bundle);
+    if (h->ca_bundle) { /* those and no others: NULL takes away curl's own */
+        SET(CURLOPT_CAPATH, h->ca_folder ? h->ca_bundle : NULL);
+        SET(CURLOPT_CAINFO, h->ca_folder ? NULL : h->ca_bundle);
+    }
     if (h->o.insecure) {
         SET(CURLOPT_SSL_VERIFYPEER, 0L);
         SET(CURLOPT_SSL_VERIFYHOST, 0L);

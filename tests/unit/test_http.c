@@ -401,7 +401,7 @@ TEST(proxies)
 /* ---- TLS ---- */
 
 /* One connection at a time, any number of requests, each answered by 5 bytes. */
-struct tls_server { SSL_CTX *ctx; int listener, port; pthread_t thread; atomic_bool stop; char cert[160]; };
+struct tls_server { SSL_CTX *ctx; int listener, port; pthread_t thread; atomic_bool stop; char cert[160]; unsigned long hash; };
 
 static void tls_certificate(struct tls_server *s)
 {
@@ -419,6 +419,7 @@ static void tls_certificate(struct tls_server *s)
     X509_add_ext(x, san, -1);
     X509_add_ext(x, ca, -1);
     X509_sign(x, key, EVP_sha256());
+    s->hash = X509_subject_name_hash(x);
     s->ctx = SSL_CTX_new(TLS_server_method());
     SSL_CTX_use_certificate(s->ctx, x);
     SSL_CTX_use_PrivateKey(s->ctx, key);
@@ -509,6 +510,13 @@ TEST(tls_is_verified)
     CHECK_EQ(tls_get(&s, "127.0.0.1", (struct http_options){.ca_bundle = s.cert}, why), HTTP_DONE);
     CHECK_EQ(tls_get(&s, "localhost", (struct http_options){.ca_bundle = s.cert}, why), HTTP_TLS); /* another name */
     CHECK_EQ(tls_get(&s, "localhost", (struct http_options){.insecure = true}, why), HTTP_DONE);
+    char folder[160];
+    snprintf(folder, sizeof(folder), "%.*s", (int)(strrchr(s.cert, '/') - s.cert), s.cert); /* it has no names by hash: nothing is found */
+    CHECK_EQ(tls_get(&s, "127.0.0.1", (struct http_options){.ca_bundle = folder}, why), HTTP_TLS);
+    char link[200];
+    snprintf(link, sizeof(link), "%s/%08lx.0", folder, s.hash);
+    CHECK_EQ(symlink("cert.pem", link), 0);
+    CHECK_EQ(tls_get(&s, "127.0.0.1", (struct http_options){.ca_bundle = folder}, why), HTTP_DONE);
     tls_stop(&s);
 }
 
