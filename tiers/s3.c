@@ -315,7 +315,7 @@ static int place_at(const char *uri, const struct s3_endpoint *e, int addressing
 int s3_place_parse(const char *uri, const struct larder_remote_options *o, const struct s3_creds *c, struct s3_place *p,
                    struct larder_error *err)
 {
-    struct s3_endpoint e = {NULL};
+    struct s3_endpoint e = {.scheme = NULL};
     struct s3_place out = {.requester_pays = o && o->requester_pays};
     const char *url = endpoint_of(o, c);
     int rc = split_uri(uri, &out, err);
