@@ -147,6 +147,19 @@ static int place_open(const char *uri, bool create, const struct larder_remote_o
     return uri_is_remote(uri) ? place_open_remote(uri, remote, p, err) : place_open_folder(uri, create, p, err);
 }
 
+/* The same for who is going to write. */
+static int place_open_writable(const char *uri, bool create, const struct larder_remote_options *remote, struct place *p,
+                               struct larder_error *err)
+{
+    int rc = place_open(uri, create, remote, p, err);
+
+    if (rc == 0 && remote_of(p->io) && !remote_writable(remote_of(p->io))) {
+        rc = err_set(err, LARDER_EINVAL, "%s: a web server is only read; name the dataset by a path or s3://bucket/prefix", p->path);
+        place_close(p);
+    }
+    return rc;
+}
+
 /* A place without any generation is no dataset: says so in place of the error that led here. */
 static int place_explain(struct place *p, int rc, struct larder_error *err)
 {
@@ -441,7 +454,7 @@ int larder_writer_open(const char *uri, const struct larder_field *fields, size_
     if (!w)
         return err_nomem(err, sizeof(*w), "writer");
     w->pid = getpid();
-    rc = place_open(uri, !o.append, o.remote, &w->place, err);
+    rc = place_open_writable(uri, !o.append, o.remote, &w->place, err);
     if (rc == 0) {
         rc = writer_open(w->place.io, fields, n_fields, &o, &w->writer, err);
         if (rc && o.append)
@@ -554,7 +567,7 @@ int larder_ingest_run(const char *const *sources, size_t n_sources, const char *
     if (rc == 0)
         rc = sources_check(sources, n_sources, err);
     if (rc == 0)
-        rc = place_open(uri, !o.append, o.remote, &p, err);
+        rc = place_open_writable(uri, !o.append, o.remote, &p, err);
     if (rc)
         return rc;
     rc = ingest_run(sources, n_sources, p.io, &o, &r, err);
@@ -607,7 +620,7 @@ int larder_repair_run(const char *uri, const struct larder_repair_options *opts,
     if (rc == 0)
         rc = report_check(report, sizeof(r), "larder_repair_report", err);
     if (rc == 0)
-        rc = place_open(uri, false, o.remote, &p, err);
+        rc = place_open_writable(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     rc = store_repair(p.io, &o, &r, err); /* its own ENOTFOUND: neither manifest nor shards */
@@ -629,7 +642,7 @@ int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct 
     if (rc == 0)
         rc = report_check(report, sizeof(r), "larder_gc_report", err);
     if (rc == 0)
-        rc = place_open(uri, false, o.remote, &p, err);
+        rc = place_open_writable(uri, false, o.remote, &p, err);
     if (rc)
         return rc;
     rc = place_explain(&p, store_gc(p.io, &o, &r, err), err);
@@ -654,7 +667,7 @@ int larder_copy_run(const char *src, const char *dst, const struct larder_copy_o
         rc = place_open(src, false, o.remote, &from, err);
     if (rc)
         return rc;
-    rc = place_open(dst, true, o.remote, &to, err);
+    rc = place_open_writable(dst, true, o.remote, &to, err);
     if (rc) {
         place_close(&from);
         return rc;
