@@ -15,12 +15,12 @@ export AWS_ENDPOINT_URL=$S3_ENDPOINT
 s3_curl() {
     local method=$1 path=$2
     shift 2
-    curl -sS --fail-with-body -X "$method" --aws-sigv4 "aws:amz:us-east-1:s3" --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$@" \
+    curl -sS --fail-with-body -X "$method" -H "x-amz-content-sha256: UNSIGNED-PAYLOAD" --aws-sigv4 "aws:amz:us-east-1:s3" --user "$AWS_ACCESS_KEY_ID:$AWS_SECRET_ACCESS_KEY" "$@" \
         "$S3_ENDPOINT/$path"
 }
 new_bucket() {
     bucket=$1-$$
-    s3_curl PUT "$bucket" >/dev/null
+    "$PYTHON" "$root/tests/bucket/files.py" create "$bucket"
 }
 new_proxy() {
     local lines
@@ -32,8 +32,9 @@ proxied() {
     curl -sS "$S3_PROXY/__larder/stats" | "$PYTHON" -c 'import json, sys; print(json.load(sys.stdin).get(sys.argv[1], 0))' "$1"
 }
 bounded() {
-    local limit=$1 start=$SECONDS
+    local limit=$1 start=$SECONDS status=0
     shift
-    "$@"
+    "$@" || status=$?
     [ $((SECONDS - start)) -le "$limit" ] || fail "$* took $((SECONDS - start)) s, more than $limit"
+    return $status
 }
