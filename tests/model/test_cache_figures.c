@@ -145,7 +145,7 @@ struct node { struct share *share; struct dram *d; uint32_t space; };
 
 static struct node open_node(uint64_t budget, enum replacement replacement)
 {
-    struct share_options o = {NULL, dram_region_bytes(budget), lay_out, &replacement};
+    struct share_options o = {.bytes = dram_region_bytes(budget), .init = lay_out, .user = &replacement};
     struct cache_space space = {.uuid = "figures"};
     struct larder_error err;
     struct node n = {0};
