@@ -18,7 +18,9 @@
  * room any more, after FAILURES_MAX blocks that could not be read (who wants their records will be told why), or when the last loader
  * closes; then whoever waits reads for himself.
  *
- * Threads: one of its own does all but the wait for GETs. `lock` guards stop and finished. stream_takes, stream_allow, stream_bell: any.
+ * Threads: two of its own. The walker locates, claims and sends; the settler checks and admits what came, so that both go on while the
+ * other one works. A block belongs to the walker from unused to sent, to the remote until its last GET is over, then to the settler.
+ * `lock` guards the lists, flying, open and the flags. stream_takes, stream_allow, stream_bell: any thread.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -59,19 +61,21 @@ struct block {
     _Atomic unsigned left;   /* GETs that are not over */
     struct remote_request q[RUNS_MAX];
     char names[RUNS_MAX][ORIGIN_NAME];
-    bool claimed, flying;
-    struct block *next;      /* in finished */
+    bool claimed;
+    bool sent;               /* under the stream's lock: its GETs can be cancelled */
+    struct block *next;      /* in unused or finished */
 };
 
 struct stream {
     struct tiers *t;
     struct bound *b;
-    pthread_t thread;
+    pthread_t walker, settler;
     uint64_t get_bytes, allow_bytes;
     _Atomic uint64_t *over_ns; /* of a shard: all of it was looked at and read, then; 0: not yet */
     uint32_t *open;            /* of a shard: blocks under way, and what others have claimed */
     struct block **blocks;
-    unsigned n_blocks, flying, failures;
+    unsigned n_blocks, flying; /* flying: blocks that are not unused */
+    _Atomic unsigned failures;
     struct extent *window;
     uint64_t *ordinals;
     struct waker waker;
@@ -79,9 +83,9 @@ struct stream {
     _Atomic uint64_t streamed, allowed, requests, bytes; /* requests, bytes: not counted by any fetch yet */
     atomic_bool over;
     pthread_mutex_t lock;
-    pthread_cond_t change;
-    bool stop;
-    struct block *finished;
+    pthread_cond_t came, freed; /* finished or quit; unused, flying or stop changed */
+    bool stop, quit;            /* quit: there is no more to settle */
+    struct block *unused, *finished, **last; /* finished: the first that was over first */
 };
 
 /* ---- what fetches ask ---- */
@@ -135,18 +139,21 @@ static void ring(struct stream *s)
 
 /* ---- blocks ---- */
 
-static void done(struct remote_request *q)
+/* One less that keeps b from being over. */
+static void over(struct block *b)
 {
-    struct block *b = q->user;
     struct stream *s = b->stream;
     if (atomic_fetch_sub(&b->left, 1) != 1)
         return;
     pthread_mutex_lock(&s->lock);
-    b->next = s->finished;
-    s->finished = b;
-    pthread_cond_signal(&s->change);
+    b->next = NULL;
+    *s->last = b;
+    s->last = &b->next;
+    pthread_cond_signal(&s->came);
     pthread_mutex_unlock(&s->lock);
 }
+
+static void done(struct remote_request *q) { over(q->user); }
 
 /* The ranges that hold what is missing, with holes of at most `hole` bytes. How many there are; the first RUNS_MAX are noted. */
 static size_t find_runs(struct block *b, uint64_t hole)
@@ -172,49 +179,87 @@ static size_t find_runs(struct block *b, uint64_t hole)
     return n;
 }
 
-/* Sends the GETs of what is missing. False: there is nothing to read, or no memory for it. */
+static bool stopped(struct stream *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool stop = s->stop;
+    pthread_mutex_unlock(&s->lock);
+    return stop;
+}
+
+static void cancel_block(struct block *b)
+{
+    for (unsigned i = 0; i < b->n_runs; i++)
+        remote_cancel(b->stream->t->remote, &b->q[i]);
+}
+
+static bool make_room(struct block *b)
+{
+    if (b->bytes <= b->cap_memory)
+        return true;
+    free(b->memory);
+    b->cap_memory = round_up(b->bytes + b->bytes / 16, TIERS_ALIGN);
+    b->memory = aligned_alloc(TIERS_ALIGN, b->cap_memory);
+    if (!b->memory)
+        b->cap_memory = 0;
+    return b->memory != NULL;
+}
+
+/* Sends the GETs of what is missing: then the block is not the caller's any more. False: there is nothing to read, or no memory for
+ * it. */
 static bool send_block(struct block *b)
 {
     struct stream *s = b->stream;
     size_t n = find_runs(b, HOLE_MAX);
     for (uint64_t hole = HOLE_MAX; n > RUNS_MAX; hole *= 2)
         n = find_runs(b, hole * 2);
-    if (!n)
+    if (!n || !make_room(b))
         return false;
-    if (b->bytes > b->cap_memory) {
-        free(b->memory);
-        b->cap_memory = round_up(b->bytes + b->bytes / 16, TIERS_ALIGN);
-        b->memory = aligned_alloc(TIERS_ALIGN, b->cap_memory);
-        if (!b->memory) {
-            b->cap_memory = 0;
-            return false;
-        }
-    }
     b->n_runs = (unsigned)n;
-    b->flying = true;
-    s->flying++;
-    atomic_store(&b->left, b->n_runs);
+    atomic_store(&b->left, b->n_runs + 1); /* one for us: it is not over before all were started */
     for (unsigned i = 0; i < n; i++) {
         const struct run *r = &b->runs[i];
         b->q[i] = (struct remote_request){.priority = REMOTE_STREAM, .done = done, .user = b};
         origin_http_prepare(s->t->http, b->shard, r->offset, b->memory + r->at, r->len, b->names[i], &b->q[i]);
         remote_start(s->t->remote, &b->q[i]);
     }
+    pthread_mutex_lock(&s->lock);
+    b->sent = true;
+    bool stop = s->stop; /* set before: whoever stops may not have seen it */
+    pthread_mutex_unlock(&s->lock);
+    if (stop)
+        cancel_block(b);
+    over(b);
     return true;
 }
 
 static uint64_t claim_key(const struct block *b) { return CACHE_ORDINAL_MAX - b->first; }
 
-/* b is over: its claim goes, and whoever waits looks again. */
-static void end_block(struct block *b)
+/* Lock held. */
+static void close_one(struct stream *s, uint32_t shard)
+{
+    if (--s->open[shard] == 0)
+        atomic_store_explicit(&s->over_ns[shard], now_ns(), memory_order_relaxed);
+}
+
+/* b is unused again. opened: it counted among those of its shard. */
+static void free_block(struct block *b, bool opened)
 {
     struct stream *s = b->stream;
     if (b->claimed)
         dram_unclaim(s->b->cache->dram, s->b->dram_space, claim_key(b));
-    b->claimed = b->flying = false;
-    if (--s->open[b->shard] == 0)
-        atomic_store_explicit(&s->over_ns[b->shard], now_ns(), memory_order_relaxed);
-    ring(s);
+    b->claimed = false;
+    pthread_mutex_lock(&s->lock);
+    if (opened)
+        close_one(s, b->shard);
+    b->sent = false;
+    b->next = s->unused;
+    s->unused = b;
+    s->flying--;
+    pthread_cond_signal(&s->freed);
+    pthread_mutex_unlock(&s->lock);
+    if (opened)
+        ring(s);
 }
 
 /* Did all GETs of b do well? Counts them. */
@@ -263,39 +308,50 @@ static size_t admit_block(struct block *b)
 static void settle_block(struct block *b)
 {
     struct stream *s = b->stream;
-    s->flying--;
+    pthread_mutex_lock(&s->lock);
+    b->sent = false;
+    pthread_mutex_unlock(&s->lock);
     if (!came(b))
-        s->failures++;
-    else if (admit_block(b) && b->again++ < TIERS_READ_AGAIN && remote_damaged(s->t->remote) && send_block(b))
+        atomic_fetch_add(&s->failures, 1);
+    else if (admit_block(b) && b->again++ < TIERS_READ_AGAIN && !stopped(s) && remote_damaged(s->t->remote) && send_block(b))
         return;
-    end_block(b);
+    free_block(b, true);
 }
 
-/* Settles what has come. wait: until there is something. False: told to stop. */
-static bool take_finished(struct stream *s, bool wait)
+static void *settler_main(void *arg)
+{
+    struct stream *s = arg;
+    pthread_mutex_lock(&s->lock);
+    for (;;) {
+        while (!s->finished && !s->quit)
+            pthread_cond_wait(&s->came, &s->lock);
+        struct block *b = s->finished;
+        if (!b)
+            break;
+        s->finished = b->next;
+        if (!s->finished)
+            s->last = &s->finished;
+        pthread_mutex_unlock(&s->lock);
+        settle_block(b);
+        pthread_mutex_lock(&s->lock);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+/* A block to fill, waited for; NULL: told to stop. */
+static struct block *take_block(struct stream *s)
 {
     pthread_mutex_lock(&s->lock);
-    while (wait && !s->finished && !s->stop)
-        pthread_cond_wait(&s->change, &s->lock);
-    struct block *b = s->finished, *next;
-    bool go_on = !s->stop;
-    s->finished = NULL;
-    pthread_mutex_unlock(&s->lock);
-    for (; b; b = next) {
-        next = b->next;
-        settle_block(b);
+    while (!s->unused && !s->stop)
+        pthread_cond_wait(&s->freed, &s->lock);
+    struct block *b = s->stop ? NULL : s->unused;
+    if (b) {
+        s->unused = b->next;
+        s->flying++;
     }
-    return go_on;
-}
-
-/* A block that is free, waited for if need be; NULL: told to stop. */
-static struct block *free_block(struct stream *s)
-{
-    while (take_finished(s, s->flying == s->n_blocks))
-        for (unsigned i = 0; i < s->n_blocks; i++)
-            if (!s->blocks[i]->flying)
-                return s->blocks[i];
-    return NULL;
+    pthread_mutex_unlock(&s->lock);
+    return b;
 }
 
 /* ---- the walk over the shards ---- */
@@ -331,29 +387,44 @@ static enum claim claim_block(struct block *b, bool wait)
     }
 }
 
-/* Reads what is missing of window[from, to), the records of one block. False: stop. */
-static bool stream_block(struct stream *s, uint32_t shard, uint64_t first, size_t from, size_t to, bool last_pass)
+/* b describes the records of a block: sends for what is missing. False: stop. */
+static bool stream_block(struct block *b, bool last_pass)
 {
-    struct block *b = free_block(s);
+    struct stream *s = b->stream;
+    if (!look(b)) {
+        free_block(b, false);
+        return true;
+    }
+    if (!stack_wanted(s->b, b->first)) { /* no room any more */
+        free_block(b, false);
+        return false;
+    }
+    pthread_mutex_lock(&s->lock);
+    s->open[b->shard]++;
+    pthread_mutex_unlock(&s->lock);
+    if (claim_block(b, last_pass) == CLAIM_THEIRS)
+        free_block(b, false); /* its shard stays open */
+    else if (!send_block(b))
+        free_block(b, true);
+    return atomic_load(&s->failures) < FAILURES_MAX;
+}
+
+/* window[from, to) are the records of a block, from ordinal `first` on. */
+static bool fill_block(struct stream *s, uint32_t shard, uint64_t first, size_t from, size_t to, bool last_pass)
+{
+    struct block *b = take_block(s);
     if (!b)
         return false;
     b->n = to - from;
     b->shard = shard;
     b->first = first;
     b->again = 0;
-    if (GROW(b->e, b->cap_e, b->n, NULL) || GROW(b->missing, b->cap_missing, b->n, NULL))
+    if (GROW(b->e, b->cap_e, b->n, NULL) || GROW(b->missing, b->cap_missing, b->n, NULL)) {
+        free_block(b, false);
         return false;
+    }
     memcpy(b->e, s->window + from, b->n * sizeof(*b->e));
-    if (!look(b))
-        return true;
-    if (!stack_wanted(s->b, first)) /* no room any more */
-        return false;
-    s->open[shard]++;
-    if (claim_block(b, last_pass) == CLAIM_THEIRS)
-        return true; /* shard stays open */
-    if (!send_block(b))
-        end_block(b);
-    return s->failures < FAILURES_MAX;
+    return stream_block(b, last_pass);
 }
 
 /* Locates n slots from ordinal `first`, all of one shard: their pages in one go, then the slots. */
@@ -374,63 +445,77 @@ static bool stream_shard(struct stream *s, uint32_t shard, bool last_pass)
 {
     const struct shard_ref *r = &s->t->shards[shard];
     bool go_on = true;
+    pthread_mutex_lock(&s->lock);
     s->open[shard] = 1; /* while we walk */
+    pthread_mutex_unlock(&s->lock);
     for (uint32_t slot = 0; go_on && slot < r->samples; slot += WINDOW) {
         size_t n = MIN(r->samples - slot, WINDOW), from = 0;
-        if (!locate(s, r->base + slot, n)) {
-            s->failures++;
+        if (stopped(s) || !locate(s, r->base + slot, n)) {
+            atomic_fetch_add(&s->failures, 1);
             break;
         }
         for (size_t to = 1; go_on && to <= n; to++)
             if (to == n || s->window[to].offset / s->get_bytes != s->window[from].offset / s->get_bytes) {
-                go_on = stream_block(s, shard, r->base + slot + from, from, to, last_pass);
+                go_on = fill_block(s, shard, r->base + slot + from, from, to, last_pass);
                 from = to;
             }
     }
-    if (--s->open[shard] == 0)
-        atomic_store_explicit(&s->over_ns[shard], now_ns(), memory_order_relaxed);
-    return go_on && s->failures < FAILURES_MAX;
+    pthread_mutex_lock(&s->lock);
+    close_one(s, shard);
+    pthread_mutex_unlock(&s->lock);
+    return go_on && atomic_load(&s->failures) < FAILURES_MAX;
 }
 
+static bool is_open(struct stream *s, uint32_t shard)
+{
+    pthread_mutex_lock(&s->lock);
+    bool open = s->open[shard] > 0;
+    pthread_mutex_unlock(&s->lock);
+    return open;
+}
+
+/* Waits until no block is under way. When told to stop, what is in flight comes back cancelled. False: told to stop. */
 static bool drain(struct stream *s)
 {
-    bool go_on = true;
-    while (s->flying && (go_on = take_finished(s, true)))
-        ;
+    bool canceled = false;
+    pthread_mutex_lock(&s->lock);
+    while (s->flying) {
+        for (unsigned i = 0; s->stop && !canceled && i < s->n_blocks; i++)
+            if (s->blocks[i]->sent) {
+                pthread_mutex_unlock(&s->lock);
+                cancel_block(s->blocks[i]);
+                pthread_mutex_lock(&s->lock);
+            }
+        canceled |= s->stop;
+        if (s->flying)
+            pthread_cond_wait(&s->freed, &s->lock);
+    }
+    bool go_on = !s->stop;
+    pthread_mutex_unlock(&s->lock);
     return go_on;
 }
 
-/* Told to stop: what is in flight comes back cancelled. */
-static void cancel(struct stream *s)
+static void end_settler(struct stream *s)
 {
-    for (unsigned i = 0; i < s->n_blocks; i++)
-        for (unsigned k = 0; s->blocks[i]->flying && k < s->blocks[i]->n_runs; k++)
-            remote_cancel(s->t->remote, &s->blocks[i]->q[k]);
     pthread_mutex_lock(&s->lock);
-    while (s->flying) {
-        while (!s->finished)
-            pthread_cond_wait(&s->change, &s->lock);
-        struct block *b = s->finished;
-        s->finished = b->next;
-        s->flying--;
-        if (b->claimed)
-            dram_unclaim(s->b->cache->dram, s->b->dram_space, claim_key(b));
-    }
+    s->quit = true;
+    pthread_cond_signal(&s->came);
     pthread_mutex_unlock(&s->lock);
+    pthread_join(s->settler, NULL);
 }
 
-static void *stream_main(void *arg)
+static void *walker_main(void *arg)
 {
     struct stream *s = arg;
     bool go_on = true;
     for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++)
         go_on = stream_shard(s, shard, false);
-    go_on = go_on && drain(s);
+    go_on = drain(s) && go_on;
     for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++) /* what others had claimed */
-        if (s->open[shard])
+        if (is_open(s, shard))
             go_on = stream_shard(s, shard, true);
-    go_on = go_on && drain(s);
-    cancel(s);
+    go_on = drain(s) && go_on;
+    end_settler(s);
     for (unsigned d = 0; go_on && d < s->b->n_nvme; d++)
         nvme_flush_until(s->b->nvme[d], now_ns() + COMING_NS);
     atomic_store_explicit(&s->over, true, memory_order_release);
@@ -492,7 +577,8 @@ static void stream_free(struct stream *s)
     free(s->open);
     free((void *)s->over_ns);
     pthread_mutex_destroy(&s->lock);
-    pthread_cond_destroy(&s->change);
+    pthread_cond_destroy(&s->came);
+    pthread_cond_destroy(&s->freed);
     free(s);
 }
 
@@ -502,9 +588,11 @@ static struct stream *stream_new(struct tiers *t)
     if (!s)
         return NULL;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->change, NULL);
+    pthread_cond_init(&s->came, NULL);
+    pthread_cond_init(&s->freed, NULL);
     s->t = t;
     s->b = t->bound;
+    s->last = &s->finished;
     s->get_bytes = t->rules.segment_max;
     for (size_t i = 0; i < t->n_shards; i++)
         s->allow_bytes += t->shards[i].stored_bytes / ALLOW_SHARE;
@@ -521,8 +609,11 @@ static struct stream *stream_new(struct tiers *t)
     bool ok = s->blocks && s->window && s->ordinals && s->open && s->over_ns;
     for (unsigned i = 0; ok && i < s->n_blocks; i++) {
         ok = (s->blocks[i] = calloc(1, sizeof(*s->blocks[i]))) != NULL;
-        if (ok)
+        if (ok) {
             s->blocks[i]->stream = s;
+            s->blocks[i]->next = s->unused;
+            s->unused = s->blocks[i];
+        }
     }
     if (ok)
         return s;
@@ -530,15 +621,19 @@ static struct stream *stream_new(struct tiers *t)
     return NULL;
 }
 
-static bool start_thread(struct stream *s)
+static bool start_threads(struct stream *s)
 {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&s->thread, NULL, stream_main, s) == 0;
+    bool ok = pthread_create(&s->settler, NULL, settler_main, s) == 0;
+    if (ok && pthread_create(&s->walker, NULL, walker_main, s) != 0) {
+        end_settler(s);
+        ok = false;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (ok)
-        pthread_setname_np(s->thread, "larder-stream");
+        pthread_setname_np(s->walker, "larder-stream");
     return ok;
 }
 
@@ -547,7 +642,7 @@ bool tiers_stream_start(struct tiers *t)
     pthread_mutex_lock(&t->lock);
     if (!t->stream && tiers_streams(t)) {
         struct stream *s = stream_new(t);
-        if (s && start_thread(s))
+        if (s && start_threads(s))
             t->stream = s;
         else if (s)
             stream_free(s);
@@ -569,9 +664,9 @@ void tiers_stream_stop(struct tiers *t)
         return;
     pthread_mutex_lock(&s->lock);
     s->stop = true;
-    pthread_cond_signal(&s->change);
+    pthread_cond_signal(&s->freed);
     pthread_mutex_unlock(&s->lock);
     dram_wake(&s->waker);
-    pthread_join(s->thread, NULL);
+    pthread_join(s->walker, NULL);
     stream_free(s);
 }
