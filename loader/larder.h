@@ -36,7 +36,8 @@
  *
  *   What can fail returns an enum larder_code (0 is success, negatives are errors) and takes a
  *   struct larder_error pointer last, which may be NULL. On failure output handles are NULL and other
- *   outputs are untouched, unless a function says otherwise.
+ *   outputs are untouched, unless a function says otherwise. What reads or writes a dataset in a bucket
+ *   or behind a web server may also fail with EREMOTE and ETIMEOUT.
  */
 #ifndef LARDER_H
 #define LARDER_H
@@ -598,7 +599,8 @@ int larder_writer_add(struct larder_writer *w, const void *key, size_t key_len,
 
 /* Seals, indexes and commits all that was added as one generation, durably, then frees w, also on failure.
  * *generation (may be NULL) gets its number. Errors: EEXIST (a key occurs twice, or is in the dataset already: names
- * it), EBUSY (another writer committed first; nothing was committed), EINVAL (nothing was added), EIO, ENOMEM. */
+ * it), EBUSY (another writer committed first; nothing was committed), EINVAL (nothing was added), EIO, ENOMEM. In a bucket EREMOTE
+ * may mean that the answer to the commit was lost and could not be had again: the message says so, and the files stay. */
 int larder_writer_commit(struct larder_writer *w, uint64_t *generation, struct larder_error *err);
 
 /* Abandons what was added and frees; NULL is allowed. */
@@ -657,7 +659,8 @@ struct larder_ingest_report {
 /* Converts sources into one new generation of the dataset at uri. dir: one folder, one sample a file, key = relative path
  * without extension; if all files lie in folders, field `label` is the rank of the top folder's name. tar: WebDataset
  * naming (key = path up to the first dot of the file name, field = the rest), .tar, .gz, .zst, .xz; braces
- * x-{000..009}.tar expand. Run the same call again after a crash and it goes on where the shards sealed so far end.
+ * x-{000..009}.tar expand. Run the same call again after a crash and it goes on where the shards sealed so far end; into a bucket
+ * on the same machine, whose scratch folder has the journal: elsewhere it starts anew.
  * Errors: EEXIST (dataset there already; duplicate key), EBUSY, EINVAL (empty source, options; source changed since the
  * interrupted run began), EIO (unreadable file), ECORRUPT (a damaged archive), ECANCELED, ENOMEM.
  * report (struct_size set) may be NULL. */
@@ -741,7 +744,8 @@ struct larder_gc_report {
     uint64_t young;                     /* generations kept because they are young */
 };
 
-/* Removes generations beyond the newest `keep` and files that no generation names. */
+/* Removes generations beyond the newest `keep` and files that no generation names; of a bucket also uploads that were never finished.
+ * An ingest into a bucket that another machine has at work is protected by min_age_s alone. */
 int larder_gc_run(const char *uri, const struct larder_gc_options *opts, struct larder_gc_report *report,
                   struct larder_error *err);
 
