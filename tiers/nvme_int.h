@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nvme_int.h - the files of the NVMe tier among themselves, and its tests: the formats on disk (nvme_format.c), the live map
- * (nvme_map.c), what the processes of a group share (nvme_table.c), the directory (nvme_dir.c), writing behind (nvme_write.c),
- * recovery (nvme_recover.c), opening and reading (nvme.c).
+ * (nvme_map.c), what the processes of a group share (nvme_table.c), the directory (nvme_dir.c), admission (nvme_admit.c),
+ * writing behind (nvme_write.c, nvme_file.c), recovery (nvme_recover.c), opening and reading (nvme.c).
  *
  *     DIR/lock          flock: one sharing group at a time; holds its pids as text
  *     DIR/checkpoint    when each dataset was last used, and the next sequence number; replaced by rename
@@ -262,6 +262,20 @@ void nvme_ring(struct nvme *n); /* without the lock: pending entries were publis
 
 /* nvme_recover.c: what the directory holds, into a table that was just reset. h->lock is held. */
 int nvme_recover(struct nvme *n, struct larder_error *err);
+
+/* nvme_admit.c: under nvme.lock */
+void nvme_chunk_free(struct nvme *n, struct nvme_chunk *c);
+void nvme_segment_flush(struct nvme *n, unsigned segment); /* queues what its chunk has */
+/* This handle fills it, from its end on, or is to seal it; and does so no more, and its chunk is dropped. Table's lock as well. */
+void nvme_segment_adopt(struct nvme *n, unsigned segment, enum nvme_state state);
+void nvme_segment_disown(struct nvme *n, unsigned segment);
+
+/* nvme_file.c */
+/* nvme_table_lock for the writer, which nobody waits for but at close. n->lock is given up in between. */
+bool nvme_lock_patiently(struct nvme *n);
+/* Makes the file of a segment that this handle has begun. 0, or -errno. Both locks are held, and given up in between; -ENOLCK: the
+ * table's is lost. */
+int nvme_make_file(struct nvme *n, unsigned segment);
 
 /* nvme_write.c */
 int nvme_writer_start(struct nvme *n, struct larder_error *err);

@@ -13,7 +13,7 @@
  *          |                                              ^   '---next: ours now--> ABSENT_AGAIN --settle--> ABSENT_DONE
  *          '---- damaged in NVMe, or theirs at start -----'
  *
- * What another process has admitted to NVMe and not written yet is waited for, too, for 2 s at most.
+ * What another process has admitted to NVMe and not written yet is waited for, too; a disk that takes 5 s is waited for no more.
  *
  * Records of a remote origin that streams into the tiers (stream.c) are left to it: they wait like theirs, for its bell. Nothing else of
  * the fetch is read before all of these have come or were given up, but for what may be fetched out of turn.
@@ -34,7 +34,7 @@
 #define NO_ROOM SIZE_MAX
 #define STREAM_WAIT_MS 1000u
 #define FLUSH_NS_MAX 2000000000ull
-#define WRITE_NS_MAX 2000000000ull
+#define WRITE_NS_MAX 5000000000ull
 
 void stack_free(struct fetch_stack *k)
 {
@@ -115,7 +115,8 @@ static void look_up_nvme(struct fetch_stack *k, struct absent *a)
         if (unlikely(atomic_load_explicit(&b->pace[d].until_ns, memory_order_relaxed)) && pace_passed(&b->pace[d], now_ns()))
             continue;
         bool there = nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place);
-        a->coming = !there && b->dram && nvme_coming(b->nvme[d], b->nvme_space[d], ordinal);
+        a->coming = !there && b->dram && !atomic_load_explicit(&b->slow, memory_order_relaxed) &&
+                    nvme_coming(b->nvme[d], b->nvme_space[d], ordinal);
         if (!there && !a->coming)
             continue;
         a->from = there ? FROM_NVME : a->from;
@@ -662,8 +663,11 @@ void stack_wait(struct tiers_fetch *f, struct waker *w)
             continue;
         if (a->coming) {
             nvme_wait(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal, (unsigned)write_ms, w);
-            if (nvme_coming(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal))
-                k->written_ns = 0; /* late, or stopped: no more waiting for such */
+            if (!nvme_coming(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal))
+                return;
+            if (now_ns() >= k->written_ns)
+                atomic_store_explicit(&k->b->slow, true, memory_order_relaxed);
+            k->written_ns = 0; /* late, or stopped: this fetch waits for no other */
         } else {
             dram_wait(k->b->cache->dram, k->b->dram_space, ordinal, (unsigned)ms, w);
         }
