@@ -350,4 +350,51 @@ TEST(ingest_checks_its_arguments_and_cleans_up)
     CHECK(access(path, F_OK) != 0);
 }
 
+TEST(copies_and_what_went_over_the_network)
+{
+    static const struct larder_field fields[1] = {{"x", LARDER_BYTES, NULL, 0, NULL}};
+    struct larder_remote_options bad = LARDER_REMOTE_OPTIONS_INIT;
+    struct larder_remote_stats stats = LARDER_REMOTE_STATS_INIT;
+    struct larder_copy_options o = LARDER_COPY_OPTIONS_INIT;
+    struct larder_copy_report r = {.struct_size = sizeof(r)};
+    struct larder_dataset_info a = {.struct_size = sizeof(a)}, b = {.struct_size = sizeof(b)};
+    const char *dir = tmp_dir();
+    char src[200], dst[200];
+    struct larder_value v = {"hello", 5};
+    struct larder_writer *w;
+    struct larder_dataset *ds;
+    struct larder_error err;
+
+    snprintf(src, sizeof(src), "%s/src", dir);
+    snprintf(dst, sizeof(dst), "file://%s/dst", dir);
+    CHECK_ERR(larder_copy_run(src, dst, NULL, NULL, &err), LARDER_ENOTFOUND, &err);
+    CHECK(access(dst + strlen("file://"), F_OK) != 0);
+    REQUIRE_OK(larder_writer_open(src, fields, 1, NULL, &w, &err), &err);
+    REQUIRE_OK(larder_writer_add(w, "k", 1, &v, &err), &err);
+    REQUIRE_OK(larder_writer_commit(w, NULL, &err), &err);
+    REQUIRE_OK(larder_copy_run(src, dst, &o, &r, &err), &err);
+    CHECK(r.generation == 1 && r.samples == 1 && r.shards == 1 && r.files == 4 && r.files_there == 0);
+    REQUIRE_OK(larder_copy_run(src, dst, NULL, NULL, &err), &err);
+    REQUIRE_OK(larder_dataset_open(src, NULL, &ds, &err), &err);
+    CHECK_OK(larder_dataset_info(ds, &a, &err), &err);
+    larder_dataset_close(ds);
+    REQUIRE_OK(larder_dataset_open(dst, NULL, &ds, &err), &err);
+    CHECK_OK(larder_dataset_info(ds, &b, &err), &err);
+    CHECK(memcmp(&a, &b, sizeof(a)) == 0);
+    stats.requests = 99;
+    CHECK_OK(larder_dataset_remote_stats(ds, &stats, &err), &err);
+    CHECK(stats.requests == 0 && stats.struct_size == sizeof(stats));
+    stats.struct_size = 8;
+    CHECK_ERR(larder_dataset_remote_stats(ds, &stats, &err), LARDER_EINVAL, &err);
+    larder_dataset_close(ds);
+    o.struct_size = 1;
+    CHECK_ERR(larder_copy_run(src, dst, &o, NULL, &err), LARDER_EINVAL, &err);
+    CHECK_ERR(larder_copy_run(src, NULL, NULL, NULL, &err), LARDER_EINVAL, &err);
+    o = (struct larder_copy_options)LARDER_COPY_OPTIONS_INIT;
+    bad.struct_size = 3;
+    o.remote = &bad;
+    CHECK_ERR(larder_copy_run("s3://bucket/x", dst, &o, NULL, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "larder_remote_options") != NULL);
+}
+
 TEST_MAIN();
