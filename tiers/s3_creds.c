@@ -330,7 +330,7 @@ static int stage_begin(struct s3_creds *c, struct larder_error *err)
         return s3_key_copy(&f->key, &s->key, err);
     case S3_SOURCE_FILE:
         s3_key_release(&f->key);
-        return s3_profile_key(s->profile, &f->key, err);
+        return s3_profile_key(s, &f->key, err);
     case S3_SOURCE_CONTAINER:
         return ask_container(c, s, err);
     case S3_SOURCE_INSTANCE:

@@ -18,6 +18,7 @@ struct s3_source {
     enum s3_source_kind kind;
     struct s3_key key;
     char *profile, *role_arn, *session, *external_id, *token_file, *token, *url;
+    char *files[2];      /* FILE: config and credentials */
     uint64_t duration_s; /* of the session; 0: the server's default */
 };
 
@@ -35,8 +36,8 @@ struct s3_chain {
 int s3_chain_resolve(const char *profile, bool anonymous, struct s3_chain *c, struct larder_error *err);
 void s3_chain_release(struct s3_chain *c);
 const char *s3_chain_setting(const struct s3_chain *c, const char *name);
-/* Reads the key of a profile that was in the files. */
-int s3_profile_key(const char *profile, struct s3_key *key, struct larder_error *err);
+/* Reads the key of a FILE again. */
+int s3_profile_key(const struct s3_source *s, struct s3_key *key, struct larder_error *err);
 /* Ids and secrets as they may stand in a header: printable, no blanks, not too long. what: for the message, never the text. */
 int s3_key_set(struct s3_key *key, const char *id, const char *secret, const char *token, const char *what, struct larder_error *err);
 /* A small text file, trimmed, printable; malloc'd, never empty. */

@@ -10,7 +10,8 @@
  *
  * Files that are missing or may not be read count as empty: a worker's home often has none. No message holds a secret.
  *
- * No state: any thread; the environment is read.
+ * No state: any thread. The environment is read by s3_chain_resolve only, when credentials are opened: later, the application may be
+ * changing it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -166,6 +167,7 @@ struct files {
     struct setting *settings;
     size_t n, cap;
     char *path[2]; /* config, credentials; NULL: no home */
+    const char *home; /* to be shortened in messages; NULL: not known */
     bool reading;  /* config */
     struct larder_error *err;
 };
@@ -206,15 +208,20 @@ static int path_of(const char *variable, const char *name, char **path, struct l
     return home ? print_text(path, err, "%s/.aws/%s", home, name) : LARDER_OK;
 }
 
+/* Where the files are; the environment is read here and nowhere else. */
+static int files_find(struct files *f, struct larder_error *err)
+{
+    int rc = path_of("AWS_CONFIG_FILE", "config", &f->path[CONFIG], err);
+
+    f->home = env("HOME");
+    return rc ? rc : path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials", &f->path[CREDENTIALS], err);
+}
+
 static int files_read(struct files *f, struct larder_error *err)
 {
-    int rc;
+    int rc = LARDER_OK;
 
-    memset(f, 0, sizeof(*f));
     f->err = err;
-    if ((rc = path_of("AWS_CONFIG_FILE", "config", &f->path[CONFIG], err)) ||
-        (rc = path_of("AWS_SHARED_CREDENTIALS_FILE", "credentials", &f->path[CREDENTIALS], err)))
-        return rc;
     for (int i = CONFIG; i <= CREDENTIALS && rc == LARDER_OK; i++) {
         struct buf text = BUF_INIT;
         f->reading = i == CONFIG;
@@ -265,7 +272,7 @@ static bool has_profile(const struct files *f, const char *profile)
 static const char *file_of(const struct files *f, const char *profile, const char *name, char out[128])
 {
     const struct setting *s = find(f, profile, name);
-    const char *home = env("HOME"), *path = f->path[s && s->config ? CONFIG : CREDENTIALS];
+    const char *home = f->home, *path = f->path[s && s->config ? CONFIG : CREDENTIALS];
 
     if (!path)
         path = "~/.aws/credentials";
@@ -294,13 +301,17 @@ static int key_of(const struct files *f, const char *profile, struct s3_key *key
     return s3_key_set(key, part[0], part[1], part[2], what, err);
 }
 
-int s3_profile_key(const char *profile, struct s3_key *key, struct larder_error *err)
+int s3_profile_key(const struct s3_source *s, struct s3_key *key, struct larder_error *err)
 {
-    struct files f;
-    int rc = files_read(&f, err);
+    struct files f = {.settings = NULL};
+    int rc = dup_text(&f.path[CONFIG], s->files[CONFIG], err);
 
     if (rc == LARDER_OK)
-        rc = key_of(&f, profile, key, err);
+        rc = dup_text(&f.path[CREDENTIALS], s->files[CREDENTIALS], err);
+    if (rc == LARDER_OK)
+        rc = files_read(&f, err);
+    if (rc == LARDER_OK)
+        rc = key_of(&f, s->profile, key, err);
     files_release(&f);
     return rc;
 }
@@ -313,6 +324,8 @@ void s3_chain_release(struct s3_chain *c)
         struct s3_source *s = &c->source[i];
         s3_key_release(&s->key);
         free(s->profile);
+        free(s->files[CONFIG]);
+        free(s->files[CREDENTIALS]);
         free(s->role_arn);
         free(s->session);
         free(s->external_id);
@@ -504,7 +517,9 @@ static int push_profile(struct s3_chain *c, const struct files *f, const char *p
     if (roles && lookup(f, profile, "role_arn"))
         return push_role(c, f, profile, err);
     if (lookup(f, profile, "aws_access_key_id") || lookup(f, profile, "aws_secret_access_key")) {
-        if ((rc = push(c, S3_SOURCE_FILE, &s, err)) || (rc = dup_text(&s->profile, profile, err)))
+        if ((rc = push(c, S3_SOURCE_FILE, &s, err)) || (rc = dup_text(&s->profile, profile, err)) ||
+            (rc = dup_text(&s->files[CONFIG], f->path[CONFIG], err)) ||
+            (rc = dup_text(&s->files[CREDENTIALS], f->path[CREDENTIALS], err)))
             return rc;
         return key_of(f, profile, &s->key, err); /* whether it is one */
     }
@@ -636,10 +651,12 @@ static int resolve(const char *explicit, bool anonymous, struct s3_chain *c, con
 
 int s3_chain_resolve(const char *profile, bool anonymous, struct s3_chain *c, struct larder_error *err)
 {
-    struct files f;
+    struct files f = {.settings = NULL};
 
     memset(c, 0, sizeof(*c));
-    int rc = files_read(&f, err);
+    int rc = files_find(&f, err);
+    if (rc == LARDER_OK)
+        rc = files_read(&f, err);
     if (rc == LARDER_OK)
         rc = resolve(profile && *profile ? profile : NULL, anonymous, c, &f, err);
     files_release(&f);
