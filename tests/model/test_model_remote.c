@@ -20,7 +20,12 @@
 #include "tests/model/sim_s3.h"
 #include "tests/unit/test.h"
 
-enum { CLIENTS = 2, GENERATIONS = 48, SAMPLES = 600, STEPS = 10, FULL_STEPS = 6, FULL_EVERY = 100, ROUNDS = 2500, READ_TRIES = 12 };
+enum { CLIENTS = 2, GENERATIONS = 48, SAMPLES = 600, STEPS = 10, FULL_EVERY = 100, READ_TRIES = 12 };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { ROUNDS = 600 };
+#else
+enum { ROUNDS = 2500 };
+#endif
 
 struct client { struct sim_io *s; struct store *pinned; uint64_t pinned_generation; };
 
