@@ -174,7 +174,7 @@ BENCH_UNUSED static void bucket_dataset(const struct bucket *b, const char *pref
     const char *path;
     struct larder_writer *w;
     struct larder_error err;
-    char name[100], uri[100];
+    char name[100], uri[200];
 
     snprintf(name, sizeof name, "bucket-%" PRIu64 "x%zu", n, len);
     path = bench_path(name);
