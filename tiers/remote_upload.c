@@ -63,6 +63,14 @@ struct store_out {
     pthread_cond_t changed;
 };
 
+/* In a forked child nobody answers for the parts that are under way, and the upload is the parent's. */
+static bool forked(const struct store_out *o) { return o->x->r->pid != process_id(); }
+
+static int fail_forked(const struct store_out *o, struct larder_error *err)
+{
+    return err_set(err, LARDER_EFORK, "%.100s/%.100s: the parent is writing it, not this forked child", remote_uri(o->x->r), o->name);
+}
+
 static int fail_with(struct store_out *o, const struct larder_error *err)
 {
     if (!o->failed.code)
@@ -259,8 +267,10 @@ static void out_free(struct store_out *o)
         free(o->slots[i].data);
         buf_release(&o->slots[i].query);
     }
-    pthread_cond_destroy(&o->changed);
-    pthread_mutex_destroy(&o->lock);
+    if (!forked(o)) {
+        pthread_cond_destroy(&o->changed);
+        pthread_mutex_destroy(&o->lock);
+    }
     buf_release(&o->md5s);
     free(o->etags);
     free(o->id);
@@ -321,8 +331,10 @@ static int put_bytes(struct store_out *o, const uint8_t *data, size_t len, struc
 int remote_out_write(struct store_out *out, const void *data, size_t len, struct larder_error *err)
 {
     struct larder_error why = {0};
-    int rc = out->failed.code ? out->failed.code : put_bytes(out, data, len, &why);
 
+    if (forked(out))
+        return fail_forked(out, err);
+    int rc = out->failed.code ? out->failed.code : put_bytes(out, data, len, &why);
     if (rc)
         rc = fail_with(out, out->failed.code ? &out->failed : &why);
     if (rc && err)
@@ -477,7 +489,9 @@ int remote_out_finish(struct store_out *out, struct larder_error *err)
     const struct slot *s = out->fill;
     int rc;
 
-    if (out->id || out->failed.code)
+    if (forked(out))
+        rc = fail_forked(out, err);
+    else if (out->id || out->failed.code)
         rc = finish_parts(out, err);
     else
         rc = remote_put_new(out->x, out->name, s ? s->data : NULL, s ? s->len : 0, err);
@@ -491,6 +505,10 @@ void remote_out_abort(struct store_out *out)
 
     if (!out)
         return;
+    if (forked(out)) {
+        out_free(out);
+        return;
+    }
     pthread_mutex_lock(&out->lock);
     for (int i = 0; i < SLOTS; i++)
         busy[i] = out->slots[i].busy;

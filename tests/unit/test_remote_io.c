@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* struct store_io over a bucket in memory (s3_server.h): ranges and how they are joined, small objects, conditions, listings, uploads in
  * parts, what is left after failures, lost answers. tests/bucket does the same with radosgw and boto3. */
+#include <sys/wait.h>
+
 #include "tests/unit/s3_server.h"
 #include "tiers/remote_io_int.h"
 
@@ -542,6 +544,30 @@ TEST(a_failed_write_stays_failed)
     CHECK_ERR(io->ops->write(out, data, 1, &err), LARDER_EREMOTE, &err);
     CHECK_ERR(io->ops->finish(out, &err), LARDER_EREMOTE, &err);
     CHECK_EQ(z.n_objects, 0);
+    stop();
+}
+
+TEST(a_forked_child_leaves_it_alone)
+{
+    AUTO_FREE uint8_t *data = random_data(2 * PART + 1, 9);
+    struct larder_error err;
+    struct store_out *out;
+    int status;
+
+    start();
+    REQUIRE_OK(io->ops->begin(io, "a", &out, &err), &err);
+    REQUIRE_OK(io->ops->write(out, data, 2 * PART + 1, &err), &err);
+    pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        alarm(60);
+        bool ok = io->ops->write(out, data, 1, &err) == LARDER_EFORK;
+        io->ops->abort(out); /* which waits for nobody, and ends nothing of the parent's */
+        _exit(ok ? 0 : 1);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    REQUIRE_OK(io->ops->finish(out, &err), &err);
+    check_object("pre fix/ds/a", data, 2 * PART + 1);
     stop();
 }
 
