@@ -35,6 +35,8 @@
 #define SLOTS_MAX 512
 #define PORTION_RECORDS 64
 #define PORTION_BYTES (512 * KIB)
+#define WINDOW_RECORDS 4096 /* of small ones, in as many batches as it takes */
+#define WINDOW_LEFT 4   /* the next window is requested when a quarter of the region is in use */
 #define REGISTER_MAX (256 * MIB) /* of the region, with the queue */
 
 enum slot_state { SLOT_FREE, SLOT_FETCHING, SLOT_FETCHED, SLOT_READY, SLOT_HELD };
@@ -63,6 +65,7 @@ struct stage {
     uint8_t *region;
     unsigned slots_max;
     bool streams;                /* the tiers read ahead for us */
+    bool windows;                /* batches are requested many at a time (DELI III-B): the next ones when a quarter of the region is left */
     pthread_t thread;
     pid_t pid;
 
@@ -83,6 +86,8 @@ struct stage {
     uint64_t next_seq, plan_seq;
     int open_rc;                 /* of the fetch thread's own opening */
     bool opened, stop, blocked, consumer_waits, fetcher_waits;
+    bool resting;                /* windows: a window is requested, the next one not yet due */
+    size_t live_bytes;
     size_t blocked_bytes;        /* what the planned batch needs */
     uint64_t fail_seq;           /* UINT64_MAX: none */
     struct larder_error fail;
@@ -103,6 +108,7 @@ static bool place(struct stage *st, struct slot *s)
     memmove(&st->live[i + 1], &st->live[i], (st->n_live - i) * sizeof(*st->live));
     st->live[i] = s;
     st->n_live++;
+    st->live_bytes += s->len;
     s->offset = at;
     return true;
 }
@@ -115,6 +121,7 @@ static void unplace(struct stage *st, struct slot *s)
     while (st->live[i] != s)
         i++;
     st->n_live--;
+    st->live_bytes -= s->len;
     memmove(&st->live[i], &st->live[i + 1], (st->n_live - i) * sizeof(*st->live));
 }
 
@@ -153,6 +160,7 @@ static int slot_new(struct stage *st, struct slot **out, struct larder_error *er
 static void block(struct stage *st, size_t bytes)
 {
     st->blocked = true;
+    st->resting = st->windows;
     st->blocked_bytes = bytes;
     if (st->consumer_waits)
         pthread_cond_signal(&st->ready);
@@ -333,13 +341,25 @@ static bool epoch_settled(struct stage *st)
     return true;
 }
 
+static bool resting(struct stage *st)
+{
+    bool rest;
+
+    if (!st->windows)
+        return false;
+    pthread_mutex_lock(&st->lock);
+    rest = st->resting;
+    pthread_mutex_unlock(&st->lock);
+    return rest;
+}
+
 /* Starts one more batch if there is one, a slot and room for it. Returns whether it did. */
 static bool start_next(struct stage *st)
 {
     struct larder_error e = {0};
     bool blocked = false;
 
-    if (!st->planned && (planned_all(st) || !epoch_settled(st)))
+    if (resting(st) || (!st->planned && (planned_all(st) || !epoch_settled(st))))
         return false;
     if (!st->planned) {
         if (slot_take(st, &st->planned, &e)) {
@@ -477,7 +497,7 @@ static bool wait_for_space(struct stage *st)
 
     pthread_mutex_lock(&st->lock);
     st->fetcher_waits = true;
-    while (!st->stop && st->blocked)
+    while (!st->stop && (st->blocked || st->resting))
         pthread_cond_wait(&st->space, &st->lock);
     st->fetcher_waits = false;
     go_on = !st->stop;
@@ -509,6 +529,8 @@ static void run(struct stage *st)
 
     while (look(st, &failed)) {
         started = !failed && start_next(st);
+        if (st->windows)
+            tiers_queue_cork(st->queue, started && st->plan_seq > 1); /* the very first batch does not wait for a window */
         if (st->in_flight)
             reap(st, !started && !st->fetched);
         if (st->fetched)
@@ -554,7 +576,7 @@ static void stage_free(struct stage *st)
 
 static int allocate(struct stage *st, struct larder_error *err)
 {
-    uint32_t depth = st->o.queue_depth ? st->o.queue_depth : 64;
+    uint32_t depth = MAX(st->o.queue_depth ? st->o.queue_depth : 64, st->windows ? WINDOW_RECORDS / 2 : 1);
     size_t n;
     void *region;
 
@@ -574,6 +596,21 @@ static int allocate(struct stage *st, struct larder_error *err)
     st->region = region;
     (void)madvise(region, st->o.staging_bytes, MADV_HUGEPAGE); /* a hint */
     return 0;
+}
+
+/* Are the records of a window so near each other that many travel in one GET? */
+static bool windows_pay(const struct stage *st)
+{
+    const struct manifest *m = store_manifest(st->o.store);
+    struct tiers_remote_rules r;
+    double stored = 0, record;
+
+    if (!tiers_remote_rules(st->o.tiers, &r) || !order_is_full(&st->o.order, m->samples) || m->samples == 0)
+        return false;
+    for (size_t i = 0; i < m->n_shards; i++)
+        stored += m->shards[i].stored_bytes;
+    record = stored / m->samples;
+    return stored / MIN(st->o.staging_bytes / record, (double)WINDOW_RECORDS) <= r.gap_bytes;
 }
 
 /* The thread takes no signals: they are the application's. */
@@ -611,6 +648,7 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     st->plan_epoch = o->epoch + (st->first_batches == 0); /* it went on at the very end of one */
     st->fail_seq = UINT64_MAX;
     st->pid = getpid();
+    st->windows = windows_pay(st);
     rc = allocate(st, err);
     if (rc) {
         stage_free(st);
@@ -623,6 +661,7 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     pthread_condattr_destroy(&monotonic);
     pthread_cond_init(&st->space, NULL);
     st->streams = order_is_full(&o->order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
+    st->windows = st->windows && !st->streams;
     rc = thread_start(st, err);
     if (rc) {
         if (st->streams)
@@ -772,6 +811,11 @@ int stage_next(struct stage *st, const struct larder_batch **batch, struct stage
     while (!(s = next_ready(st)) && st->next_seq < st->fail_seq && !starved(st) && rc == 0) {
         if (!begin)
             begin = now_ns();
+        if (st->resting && st->next_seq == st->plan_seq) { /* the caller holds what it has of the window, and wants more */
+            st->resting = false;
+            if (st->fetcher_waits)
+                pthread_cond_signal(&st->space);
+        }
         rc = wait_ready(st, begin, &told, err);
     }
     if (s) {
@@ -812,7 +856,9 @@ void stage_release(const struct larder_batch *batch)
         s->state = SLOT_FREE;
         unplace(st, s);
         st->blocked = false;
-        if (st->fetcher_waits)
+        if (st->live_bytes <= st->o.staging_bytes / WINDOW_LEFT || st->next_seq == st->plan_seq)
+            st->resting = false;
+        if (st->fetcher_waits && !st->resting)
             pthread_cond_signal(&st->space);
     }
     pthread_mutex_unlock(&st->lock);

@@ -19,7 +19,8 @@
  *        ^                       |    '--> others (asked again at each call) --> done
  *        '-----------------------'
  *
- * Where the origin is remote there are two engines: one reads NVMe, the other sends GETs. With reads in both the queue sleeps on
+ * Where the origin is remote there are two engines: one reads NVMe, the other sends GETs, each for any number of reads that lie together.
+ * A cork keeps the fetches from both, so that those of a whole window are there when the GETs are made. With reads in both the queue sleeps on
  * both descriptors.
  *
  * Threads: one at a time; tiers_queue_cancel from any.
@@ -33,6 +34,7 @@
 
 #define RETRIES_MAX 64u /* of EINTR and EAGAIN in a row */
 #define REAP_BATCH 64u
+#define GETS_MAX 256u
 
 struct queue_op {
     struct read_op read; /* first: the engine gives it back */
@@ -51,7 +53,8 @@ struct tiers_queue {
     struct engine *engine, *gets; /* gets: NULL unless the origin is remote */
     struct queue_op *ops, *free_ops;
     unsigned depth, in_engine, in_gets; /* in_engine: in both; in_gets: of these */
-    bool closing;
+    unsigned file_depth;       /* reads of files at once: depth, but for a remote origin */
+    bool closing, corked;
     struct fetch_list waiting, settling, others, done;
     struct tiers_stats stats;
     struct waker waker;        /* tiers_queue_cancel, of any thread */
@@ -114,7 +117,7 @@ static void send_op(struct tiers_queue *q, struct queue_op *op)
     op->read.fd = op->file.fd;
     op->read.shard = s->shard;
     op->read.buffered = !op->file.direct;
-    q->stats.requests++;
+    q->stats.requests += e != q->gets;
     e->ops->add(e, &op->read);
 }
 
@@ -124,6 +127,8 @@ static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
     const struct segment *s = &f->run->segments[f->next_segment];
     struct queue_op *op = q->free_ops;
     int rc = LARDER_OK;
+    if (!is_get(q, s) && q->in_engine - q->in_gets == q->file_depth)
+        return false;
     if (s->nvme >= 0)
         op->file = (struct origin_file){s->nvme, -1, true};
     else if (q->gets)
@@ -152,7 +157,7 @@ static bool send_segment(struct tiers_queue *q, struct tiers_fetch *f)
 static void fill(struct tiers_queue *q)
 {
     struct tiers_fetch *f;
-    while ((f = q->waiting.head)) {
+    while (!q->corked && (f = q->waiting.head)) {
         if (all_given(f)) {
             list_pop(&q->waiting);
             check_done(q, f);
@@ -166,9 +171,13 @@ static void fill(struct tiers_queue *q)
 static void retire(struct tiers_queue *q, struct queue_op *op)
 {
     struct tiers_fetch *f = op->fetch;
-    if (is_get(q, op->segment))
+    if (is_get(q, op->segment)) {
         q->in_gets--;
-    else if (op->segment->nvme < 0)
+        q->stats.requests += op->read.gets;
+        q->stats.bytes += op->read.fetched;
+        f->gets += op->read.gets;
+        f->fetched += op->read.fetched;
+    } else if (op->segment->nvme < 0)
         origin_put(q->t->origin, &op->file);
     if (f->cached)
         stack_took(f, op->segment->nvme < 0 ? UINT32_MAX : op->segment->shard, now_ns() - op->sent_ns);
@@ -207,7 +216,7 @@ static void fail(struct tiers_queue *q, struct queue_op *op, int sys)
 static void advance(struct tiers_queue *q, struct queue_op *op, uint32_t n)
 {
     uint32_t before = op->done, len = op->segment->len;
-    q->stats.bytes += n;
+    q->stats.bytes += is_get(q, op->segment) ? 0 : n;
     op->done += MIN(n, len - before);
     if (op->done >= op->segment->need) {
         retire(q, op);
@@ -406,6 +415,15 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
     return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
 }
 
+void tiers_queue_cork(struct tiers_queue *q, bool corked)
+{
+    q->corked = corked;
+    if (corked)
+        return;
+    fill(q);
+    flush(q);
+}
+
 void tiers_queue_cancel(struct tiers_queue *q)
 {
     dram_wake(&q->waker);
@@ -427,11 +445,11 @@ static int open_engines(struct tiers_queue *q, unsigned depth, struct larder_err
 {
     struct tiers *t = q->t;
     if (t->http) {
-        int rc = origin_http_engine(t->http, depth, &q->gets, err);
+        int rc = origin_http_engine(t->http, depth, MIN(q->file_depth, GETS_MAX), t->rules.gap, &q->gets, err);
         if (rc)
             return rc;
     }
-    if (t->uring && uring_open(depth, &q->engine, NULL) == LARDER_OK)
+    if (t->uring && uring_open(q->file_depth, &q->engine, NULL) == LARDER_OK)
         return LARDER_OK;
     return pool_engine_open(t->pool, &q->engine, err);
 }
@@ -444,6 +462,8 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
     depth = depth ? depth : t->depth;
     if (depth > TIERS_DEPTH_MAX)
         return err_set(err, LARDER_EINVAL, "queue depth %u: the most is %u", depth, TIERS_DEPTH_MAX);
+    unsigned file_depth = depth;
+    depth = t->http ? MAX(depth, TIERS_GET_OPS) : depth;
     struct tiers_queue *q = calloc(1, sizeof(*q));
     struct queue_op *ops = calloc(depth, sizeof(*ops));
     if (!q || !ops) {
@@ -454,6 +474,7 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
     q->t = t;
     q->ops = ops;
     q->depth = depth;
+    q->file_depth = file_depth;
     q->waiting.tail = &q->waiting.head;
     q->settling.tail = &q->settling.head;
     q->others.tail = &q->others.head;

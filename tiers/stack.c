@@ -719,6 +719,10 @@ void stack_end(struct tiers_fetch *f)
     if (k->coming)
         atomic_fetch_sub_explicit(&k->b->coming, k->coming, memory_order_relaxed);
     k->coming = 0;
+    if (f->t->remote) { /* as it came to be: many records may share a GET */
+        k->counts.origin.requests = f->gets;
+        k->counts.origin.bytes = f->fetched;
+    }
     if (!f->failed && k->n_stream)
         stream_account(f->t->stream, &k->counts.origin);
     if (!f->failed)

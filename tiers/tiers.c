@@ -268,7 +268,8 @@ static const struct plan_rules *rules(const struct tiers *t)
     return t->http ? &t->rules : tiers_direct(t) ? &direct : &buffered;
 }
 
-/* Many gaps, each worth its bytes in time, may still be more than there is memory for, or cost much that nobody wants: then nearer
+/* What lies in a gap gets memory only where a tier may have a use for it; else the queue's GETs join neighbours by themselves. Many gaps,
+ * each worth its bytes in time, may still be more than there is memory for, or cost much that nobody wants: then nearer
  * neighbours only. */
 static bool too_much(const struct tiers_fetch *f, const struct plan *p)
 {
@@ -280,7 +281,7 @@ int tiers_plan(const struct tiers_fetch *f, struct plan *p, uint32_t gap, const 
                size_t n, struct larder_error *err)
 {
     struct plan_rules r = *rules(f->t);
-    r.gap = MIN(r.gap, gap);
+    r.gap = f->t->http && !(f->t->bound && f->t->bound->ahead) ? GAP_MIN : MIN(r.gap, gap);
     int rc = plan_build(p, &r, extents, ranges, n, err);
     while (!rc && f->t->http && r.gap > GAP_MIN && too_much(f, p)) {
         r.gap = MAX(r.gap / 2, GAP_MIN);
@@ -344,6 +345,7 @@ int tiers_fetch_begin(struct tiers_fetch *f, void *memory, struct larder_error *
     f->memory = f->run_memory = memory;
     f->run = &f->plan;
     f->next_segment = f->in_flight = 0;
+    f->gets = 0, f->fetched = 0;
     f->failed = false;
     if (f->cached)
         stack_wants(f);
@@ -379,7 +381,7 @@ struct tiers_counts tiers_fetch_counts(const struct tiers_fetch *f)
 {
     if (f->cached)
         return f->stack->counts;
-    return (struct tiers_counts){.origin = {f->n, 0, f->plan.bytes, f->plan.n_segments}};
+    return (struct tiers_counts){.origin = {f->n, 0, f->t->http ? f->fetched : f->plan.bytes, f->t->http ? f->gets : f->plan.n_segments}};
 }
 
 /* ---- blocking reads ---- */

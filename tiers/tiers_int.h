@@ -19,6 +19,7 @@
 #define TIERS_DEPTH_MAX 4096u
 #define TIERS_FILES_DEFAULT 512u
 #define TIERS_QUEUES_MAX 64u            /* of the stack's own, for tiers_read */
+#define TIERS_GET_OPS 2048u             /* of a remote origin: reads that a queue may have under way, in fewer GETs */
 #define TIERS_GET_MAX ((uint32_t)GIB)   /* of a remote origin: a GET's largest size */
 #define TIERS_OVER_READ_MAX (64 * MIB)  /* gaps that a fetch of a remote origin reads at most, all together */
 #define TIERS_OVER_READ_FREE MIB        /* beyond it, */
@@ -85,8 +86,9 @@ struct origin_http;
 int origin_http_open(struct remote *r, const struct shard_ref *shards, size_t n, struct origin_http **out, struct larder_error *err);
 void origin_http_close(struct origin_http *o);
 struct remote *origin_http_remote(const struct origin_http *o);
-/* Ranged GETs, at most depth at once: ops name a shard instead of a descriptor. */
-int origin_http_engine(struct origin_http *o, unsigned depth, struct engine **e, struct larder_error *err);
+/* Ranged GETs, `gets` at once: ops, up to depth, name a shard instead of a descriptor. Those that are added together and lie within
+ * `gap` travel in one. */
+int origin_http_engine(struct origin_http *o, unsigned depth, unsigned gets, uint64_t gap, struct engine **e, struct larder_error *err);
 /* For who starts requests of its own: fills in what a GET of a range of a shard is (name holds ORIGIN_NAME bytes and stays with q, and
  * buf), and says whether what came is of the object that all others saw. */
 #define ORIGIN_NAME 320u
@@ -106,6 +108,8 @@ struct read_op {
     bool buffered;        /* may be tried without blocking first */
     int32_t result;       /* bytes, 0 at the end of the file, or -errno */
     struct larder_error error; /* of a remote origin, when the result is negative */
+    uint32_t gets; uint64_t fetched; /* and what it cost there: 0 for those that travelled with another */
+    uint64_t order;       /* the engine's */
     struct read_op *next; /* the engine's */
     void *owner;          /* the engine's */
 };
@@ -172,6 +176,7 @@ enum fetch_state { FETCH_EMPTY, FETCH_PLANNED, FETCH_STARTED };
 struct fetch_stack;
 struct tiers_fetch {
     uint64_t over_read_max;    /* bytes in gaps, of a remote origin */
+    uint32_t gets; uint64_t fetched; /* of a remote origin, since it was started */
     bool patient;              /* waits for what streams */
     struct tiers *t;
     struct extent *extents;

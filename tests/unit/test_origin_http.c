@@ -100,7 +100,7 @@ static void read_batches(unsigned depth, uint32_t gap, uint32_t get, uint64_t se
     CHECK(r->in_flight_max <= depth);
     CHECK_EQ(tiers_queue_stats(q).requests, r->demand);
     CHECK_EQ(tiers_queue_stats(q).bytes, r->bytes);
-    CHECK(r->used <= r->bytes && r->used > 0);
+    CHECK(r->used > 0); /* what two fetches want may have come in one GET */
     tiers_queue_close(q);
     for (int i = 0; i < 3; i++)
         batch_release(&b[i]);
@@ -126,18 +126,19 @@ TEST(neighbours_travel_in_one_get)
     b.e[2] = (struct extent){.shard = 0, .offset = 110000, .stored_len = 5};     /* 100,000 behind: joined */
     b.e[3] = (struct extent){.shard = 1, .offset = 0, .stored_len = 3000000};    /* three GETs */
     batch_plan(t, &b);
-    CHECK_EQ(tiers_fetch_stats(b.f).requests, 5);
-    CHECK_EQ(tiers_fetch_stats(b.f).bytes, 500 + 109005 + 3000000);
+    CHECK_EQ(tiers_fetch_stats(b.f).bytes, 500 + 9005 + 3000000); /* no memory for gaps */
     CHECK_OK(tiers_read(t, b.f, b.memory, &err), &err);
     CHECK(files_match(&f, b.f, b.e, b.n));
     CHECK_EQ(r->used, 500 + 9005 + 3000000);
+    CHECK_EQ(r->demand, 5);
+    CHECK_EQ(r->bytes, 500 + 109005 + 3000000);
+    CHECK_EQ(tiers_fetch_counts(b.f).origin.requests, 5);
+    CHECK_EQ(tiers_fetch_counts(b.f).origin.bytes, 500 + 109005 + 3000000);
     b.e[2].offset++; /* one byte more: alone */
     batch_plan(t, &b);
-    CHECK_EQ(tiers_fetch_stats(b.f).requests, 6);
-    tiers_fetch_limit(b.f, 1000); /* no memory for gaps */
-    b.e[2].offset--;
-    batch_plan(t, &b);
-    CHECK_EQ(tiers_fetch_stats(b.f).bytes, 500 + 9005 + 3000000);
+    CHECK_OK(tiers_read(t, b.f, b.memory, &err), &err);
+    CHECK(files_match(&f, b.f, b.e, b.n));
+    CHECK_EQ(r->demand, 11);
     batch_release(&b);
     tiers_close(t);
     fake_stop(r);
@@ -385,7 +386,7 @@ static void without_cache(const struct dataset_spec *d)
     for (int e = 0; e < 2; e++)
         CHECK_EQ(epoch(&r, d).origin.hits, d->n);
     rig_close(&r);
-    CHECK(remote->used <= remote->bytes);
+    CHECK(remote->used > 0); /* a GET may have a record for two epochs */
     fake_stop(remote);
 }
 
