@@ -5,7 +5,6 @@
 reason=$("$server" have swift) || { echo "$reason"; exit 77; }
 lines=$("$server" swift "$tmp-swift" $$)
 eval "$lines"
-trap '"$server" stop "$tmp-swift"' EXIT
 unset AWS_ENDPOINT_URL
 cd "$root"
 S3_ENDPOINT=$SWIFT_ENDPOINT AWS_ACCESS_KEY_ID=$SWIFT_KEY AWS_SECRET_ACCESS_KEY=$SWIFT_SECRET S3_NO_CONDITIONS=1 \
