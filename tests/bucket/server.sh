@@ -215,7 +215,8 @@ keep() {
     local what=$1 owner=$2 end
     pids=() # not local: the trap reads it
     trap 'exit 0' TERM INT HUP
-    trap 'for p in "${pids[@]}"; do kill -KILL "$p" 2>/dev/null; done; wait; rm -rf --one-file-system "$dir"' EXIT
+    trap 'for p in "${pids[@]}"; do kill -KILL "$p" 2>/dev/null; done; wait
+        rm -rf --one-file-system "$dir" || rm -rf --one-file-system "$dir"' EXIT
     case $what in
     start)
         start_ceph
@@ -258,7 +259,7 @@ stop() {
     local keeper
     keeper=$(cat "$dir/keeper.pid" 2>/dev/null) || return 0
     grep -qs server.sh "/proc/$keeper/cmdline" && kill "$keeper" 2>/dev/null
-    for _ in $(seq 200); do
+    for _ in $(seq 1200); do # who waits for a busy disk dies late
         [ -d "$dir" ] || return 0
         sleep 0.05
     done

@@ -85,7 +85,8 @@ rc_is 1
 is manifests "$(grep -c manifests/ "$tmp/list")" 1
 
 # repair: a shard is lost
-"$PYTHON" "$root/tests/bucket/files.py" list "$bucket" second | sed -n 's/ [0-9]*$//; /shards\//{p;q}' >"$tmp/victim"
+"$PYTHON" "$root/tests/bucket/files.py" list "$bucket" second >"$tmp/list"
+sed -n 's/ [0-9]*$//; /shards\//{p;q}' "$tmp/list" >"$tmp/victim"
 s3_curl DELETE "$bucket/$(cat "$tmp/victim")"
 run larder verify "s3://$bucket/second"
 rc_is 3
