@@ -19,7 +19,7 @@
  * file and line, fail the test and go on. Their REQUIRE_... twins leave the test at once (by longjmp: use them in
  * the thread that runs the test, and never with a lock held). The CHECKs may be used from any thread.
  *
- * TEST_SKIP("reason") leaves the test as skipped. tmp_dir() is a fresh directory per call, removed at exit.
+ * TEST_SKIP("reason") leaves the test as skipped. TEST_FORKS() does under TSan, for tests whose forked children use threads or shared locks. tmp_dir() is a fresh directory per call, removed at exit.
  * rng_u64(&state) is splitmix64, rng_below(&state, n) is 0..n-1; seed the state with a constant.
  *
  * A program runs all its tests, or those named as arguments; -l lists them. It prints one line,
@@ -145,6 +145,11 @@ static inline int test_err(int rc, int want, const struct larder_error *err, con
 #define REQUIRE_ERR(rc, code, err) TEST_OR_LEAVE(test_err((rc), (code), (err), #rc, __FILE__, __LINE__))
 
 #define TEST_SKIP(reason) (snprintf(test_reason, sizeof test_reason, "%s", (reason)), longjmp(test_leave, 2))
+#ifdef __SANITIZE_THREAD__
+#define TEST_FORKS() TEST_SKIP("the sanitizer does not follow threads of a forked child")
+#else
+#define TEST_FORKS() ((void)0)
+#endif
 
 static inline int test_rm(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {

@@ -636,6 +636,7 @@ TEST(two_processes_fill_one_directory)
     int fds[2], status;
     pid_t pids[2];
 
+    TEST_FORKS();
     dir_of(&spec);
     REQUIRE_EQ(pipe(fds), 0);
     for (int round = 0; round < 2; round++) {
@@ -668,6 +669,7 @@ TEST(a_killed_process_harms_nobody)
     uint64_t state = 99, origin;
     int fds[2], status;
 
+    TEST_FORKS();
     dir_of(&spec);
     REQUIRE_EQ(pipe(fds), 0);
     for (int round = 0; round < 6; round++) {

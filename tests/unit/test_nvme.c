@@ -565,12 +565,6 @@ TEST(long_records_under_fifo)
 
 /* ---- processes of one group ---- */
 
-#ifdef __SANITIZE_THREAD__
-#define FORKS() TEST_SKIP("the sanitizer does not follow threads of a forked child")
-#else
-#define FORKS() ((void)0)
-#endif
-
 static const char *group(void)
 {
     static char name[64]; /* of the parent, in its children too */
@@ -653,7 +647,7 @@ static void end_other(struct other *o, bool killed)
 
 TEST(what_one_process_admits_the_other_hits)
 {
-    FORKS();
+    TEST_FORKS();
     const char *dir = tmp_dir();
     struct other o;
     struct nvme_stats st;
@@ -727,7 +721,7 @@ static void fill_together(enum replacement r, unsigned count, unsigned low, unsi
 
 TEST(several_fill_at_once)
 {
-    FORKS();
+    TEST_FORKS();
     fill_together(REPLACE_NONE, 600, 600, 600);
     fill_together(REPLACE_NONE, 1300, 800, 1000);
     fill_together(REPLACE_FIFO, 1300, 200, 1000);
@@ -736,7 +730,7 @@ TEST(several_fill_at_once)
 /* Who is killed while it fills segments leaves what was written, and room for the rest. */
 TEST(killed_while_filling)
 {
-    FORKS();
+    TEST_FORKS();
     const char *dir = tmp_dir();
     struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
     uint32_t id = nvme_test_id(n, 1);
@@ -763,7 +757,7 @@ TEST(killed_while_filling)
 /* What another is writing can be waited for, also when it dies. */
 TEST(waiting_for_what_another_writes)
 {
-    FORKS();
+    TEST_FORKS();
     const char *dir = tmp_dir();
     struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
     uint32_t id = nvme_test_id(n, 1);
@@ -790,7 +784,7 @@ TEST(waiting_for_what_another_writes)
 /* A member that dies while it changes what is shared leaves it to be repaired. */
 TEST(killed_with_the_lock_held)
 {
-    FORKS();
+    TEST_FORKS();
     const char *dir = tmp_dir();
     struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
     uint32_t id = nvme_test_id(n, 1);
@@ -826,7 +820,7 @@ TEST(killed_with_the_lock_held)
 /* A member that is stopped while it changes what is shared: the others read on, and admit again when it does go on. */
 TEST(stopped_with_the_lock_held)
 {
-    FORKS();
+    TEST_FORKS();
     const char *dir = tmp_dir();
     struct nvme *n = nvme_test_join(dir, 8 * MIB, REPLACE_NONE, group());
     uint32_t id = nvme_test_id(n, 1);

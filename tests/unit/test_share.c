@@ -8,12 +8,6 @@
 #include "tests/unit/test.h"
 #include "tiers/cache_int.h"
 
-#ifdef __SANITIZE_THREAD__
-#define FORKS() TEST_SKIP("the sanitizer does not follow threads of a forked child")
-#else
-#define FORKS() ((void)0)
-#endif
-
 struct cell { _Atomic uint32_t go, seen[8]; uint32_t laid_out, value; };
 
 static int lay_out(void *base, uint64_t bytes, void *user, struct larder_error *err)
@@ -132,7 +126,7 @@ TEST(bad_names)
 
 TEST(processes_share_and_outlive_each_other)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0;
     const char *name = fresh_name();
     pid_t first = spawn_member(name, 0); /* makes it */
@@ -166,7 +160,7 @@ TEST(processes_share_and_outlive_each_other)
 
 TEST(a_stopped_member_keeps_nobody_waiting)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0;
     const char *name = fresh_name();
     pid_t a = spawn_member(name, 0), b = spawn_member(name, 1);
@@ -191,7 +185,7 @@ TEST(a_stopped_member_keeps_nobody_waiting)
 /* One more than can share a region works alone, and with them again when one has gone. */
 TEST(more_processes_than_it_takes)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0;
     const char *name = fresh_name();
     static pid_t members[SHARE_PROCESSES_MAX];
@@ -217,7 +211,7 @@ TEST(more_processes_than_it_takes)
 
 TEST(a_forked_child_answers_for_nobody)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0;
     const char *name = fresh_name();
     pid_t maker = fork();
@@ -241,7 +235,7 @@ TEST(a_forked_child_answers_for_nobody)
 
 TEST(a_forked_child_opens_for_itself)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0, status = 0;
     const char *name = fresh_name();
     struct share *s = open_region(name, 100000, &inits);
@@ -272,7 +266,7 @@ TEST(a_forked_child_opens_for_itself)
 
 TEST(another_user_has_another_region)
 {
-    FORKS();
+    TEST_FORKS();
     int inits = 0, status;
     if (geteuid() != 0)
         TEST_SKIP("needs root to be two users");
@@ -304,7 +298,7 @@ static void *open_close(void *arg)
 
 TEST(many_come_and_go)
 {
-    FORKS();
+    TEST_FORKS();
     const char *name = fresh_name();
     pthread_t t[4];
     pid_t p[3];
