@@ -31,6 +31,7 @@
 
 #define WINDOW_PAGES 48u
 #define WINDOW (WINDOW_PAGES * STORE_ENTRIES_A_PAGE)
+#define WARM_PAGES 256u              /* of the record table, at once */
 #define RUNS_MAX 16u
 #define HOLE_MAX (64u * 1024)        /* records that are there already, and that it pays to read over */
 #define MEMORY_MAX (128 * MIB)
@@ -71,6 +72,7 @@ struct stream {
     struct bound *b;
     pthread_t walker, settler;
     uint64_t get_bytes, allow_bytes;
+    uint64_t warm;             /* the walker's: pages of the record table were read up to this ordinal */
     _Atomic uint64_t *over_ns; /* of a shard: all of it was looked at and read, then; 0: not yet */
     uint32_t *open;            /* of a shard: blocks under way, and what others have claimed */
     struct block **blocks;
@@ -427,13 +429,23 @@ static bool fill_block(struct stream *s, uint32_t shard, uint64_t first, size_t 
     return stream_block(b, last_pass);
 }
 
-/* Locates n slots from ordinal `first`, all of one shard: their pages in one go, then the slots. */
-static bool locate(struct stream *s, uint64_t first, size_t n)
+/* Has the pages of the record table read ahead, many in one go, of the following shards too: from slot `slot` on. */
+static bool warm(struct stream *s, uint32_t shard, uint32_t slot)
 {
     size_t pages = 0;
-    for (size_t i = 0; i < n; i += STORE_ENTRIES_A_PAGE)
-        s->ordinals[pages++] = first + i;
-    if (store_locate(s->t->store, s->ordinals, pages, s->window, NULL) != LARDER_OK)
+    for (; shard < s->t->n_shards && pages < WARM_PAGES; shard++, slot = 0)
+        for (; slot < s->t->shards[shard].samples && pages < WARM_PAGES; slot += STORE_ENTRIES_A_PAGE) {
+            s->ordinals[pages++] = s->t->shards[shard].base + slot;
+            s->warm = s->t->shards[shard].base + MIN((uint64_t)slot + STORE_ENTRIES_A_PAGE, (uint64_t)s->t->shards[shard].samples);
+        }
+    return store_locate(s->t->store, s->ordinals, pages, s->window, NULL) == LARDER_OK;
+}
+
+/* Locates n slots from `slot` on. */
+static bool locate(struct stream *s, uint32_t shard, uint32_t slot, size_t n)
+{
+    uint64_t first = s->t->shards[shard].base + slot;
+    if (first + n > s->warm && !warm(s, shard, slot))
         return false;
     for (size_t i = 0; i < n; i++)
         s->ordinals[i] = first + i;
@@ -450,7 +462,7 @@ static bool stream_shard(struct stream *s, uint32_t shard, bool last_pass)
     pthread_mutex_unlock(&s->lock);
     for (uint32_t slot = 0; go_on && slot < r->samples; slot += WINDOW) {
         size_t n = MIN(r->samples - slot, WINDOW), from = 0;
-        if (stopped(s) || !locate(s, r->base + slot, n)) {
+        if (stopped(s) || !locate(s, shard, slot, n)) {
             atomic_fetch_add(&s->failures, 1);
             break;
         }
@@ -511,6 +523,7 @@ static void *walker_main(void *arg)
     for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++)
         go_on = stream_shard(s, shard, false);
     go_on = drain(s) && go_on;
+    s->warm = 0;
     for (uint32_t shard = 0; go_on && shard < s->t->n_shards; shard++) /* what others had claimed */
         if (is_open(s, shard))
             go_on = stream_shard(s, shard, true);
