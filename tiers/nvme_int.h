@@ -201,6 +201,7 @@ struct nvme {
     bool closing, started, flush_due, seal_due, checkpoint_due, stuck; /* stuck: who holds h->lock does not go on */
     unsigned writing;                 /* chunks queued or being written */
     uint64_t flushed_ns;              /* when it was last done */
+    uint64_t close_ms, close_by_ns;   /* closing writes what is queued so long, and drops the rest; when that is over */
     uint32_t active[NVME_SPACES_MAX + 1]; /* segment + 1 that this handle fills; 0: none */
     struct nvme_own own[NVME_SEGMENTS_MAX];
     struct nvme_chunk *chunks, *free_chunks, *queue, **queue_tail;

@@ -27,6 +27,7 @@
 #define FLUSH_MS 200u
 #define CHECKPOINT_S 60u
 #define FOOTER_PIECE (64 * KIB)
+#define CLOSE_MS 10000u /* the write buffer at 25 MB/s */
 #define BUFFER_MIN (8 * MIB)
 #define BUFFER_MAX (256 * MIB)
 
@@ -315,6 +316,14 @@ static bool wait_for_work(struct nvme *n, bool partial)
     return pthread_cond_timedwait(&n->work, &n->lock, &t) == ETIMEDOUT;
 }
 
+/* Closing waits for a disk so long; what is not written by then is lost to the cache, and nothing else. A call that is in the kernel is
+ * waited for in any case. */
+static void limit_closing(struct nvme *n)
+{
+    if (n->closing && !n->failed && now_ns() > n->close_by_ns)
+        fail(n, ETIMEDOUT);
+}
+
 /* At close: the last one leaves the maps of the segments that are not full, and the checkpoint. */
 static void last_words(struct nvme *n)
 {
@@ -327,10 +336,13 @@ static void last_words(struct nvme *n)
                 nvme_segment_adopt(n, i, NVME_ACTIVE);
         nvme_table_unlock(n);
     }
-    for (unsigned i = 0; i < n->h->n_segments; i++)
+    for (unsigned i = 0; i < n->h->n_segments; i++) {
+        limit_closing(n);
         if (n->own[i].mine)
             finish_segment(n, i, false);
-    checkpoint(n);
+    }
+    if (!n->failed)
+        checkpoint(n);
 }
 
 static void *writer_main(void *arg)
@@ -342,6 +354,7 @@ static void *writer_main(void *arg)
             flush_partial(n);
         if (n->checkpoint_due && now_ns() - n->h->checkpoint_ns > CHECKPOINT_S * 1000000000ull)
             checkpoint(n);
+        limit_closing(n);
         if (n->queue) {
             write_chunk(n);
             continue;
@@ -413,6 +426,7 @@ static int make_chunks(struct nvme *n, struct larder_error *err)
         n->free_chunks = &n->chunks[i];
     }
     n->n_free = n->n_chunks;
+    n->close_ms = CLOSE_MS;
     n->queue_tail = &n->queue;
     return LARDER_OK;
 }
@@ -439,6 +453,7 @@ void nvme_writer_stop(struct nvme *n)
         return;
     pthread_mutex_lock(&n->lock);
     n->closing = true;
+    n->close_by_ns = now_ns() + n->close_ms * 1000000;
     pthread_cond_signal(&n->work);
     pthread_mutex_unlock(&n->lock);
     pthread_join(n->writer, NULL);

@@ -37,6 +37,7 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <time.h>
 #include <unistd.h>
 
 enum fault_kind { FAULT_ALLOC, FAULT_IO, FAULT_SHORT, FAULT_THREAD, FAULT_KINDS };
@@ -191,10 +192,15 @@ FAULT_DECLARE(ssize_t, write, int fd, const void *buf, size_t n)
         return fault_write_error();
     return __real_write(fd, buf, n > 1 && fault_now(FAULT_SHORT, "write") ? n / 2 : n);
 }
+static _Atomic unsigned fault_pwrite_ms; /* how long each takes, for disks that are slow */
 FAULT_DECLARE(ssize_t, pwrite, int fd, const void *buf, size_t n, off_t off)
 {
     if (fault_now(FAULT_IO, "pwrite"))
         return fault_write_error();
+    unsigned ms = atomic_load(&fault_pwrite_ms);
+    struct timespec t = {ms / 1000, (long)(ms % 1000) * 1000000};
+    if (ms)
+        nanosleep(&t, NULL);
     return __real_pwrite(fd, buf, n > 1 && fault_now(FAULT_SHORT, "pwrite") ? n / 2 : n, off);
 }
 FAULT_DECLARE(ssize_t, pwritev, int fd, const struct iovec *iov, int n, off_t off)

@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include "tests/unit/nvme_records.h"
+#include "tiers/nvme_int.h"
 
 enum { RECORDS = 150, OLD = 40, LEN = 30000, LIMIT = 5 };
 
@@ -188,6 +189,34 @@ TEST(no_room_at_all)
     CHECK(st.warning && strstr(st.warning, "no room"));
     nvme_close(n);
     REQUIRE(setrlimit(RLIMIT_FSIZE, &old) == 0);
+}
+
+/* A disk that takes long for each write holds up who closes for no longer than the limit; what was written before is there. */
+TEST(closing_waits_for_a_slow_disk_only_so_long)
+{
+    const char *dir = tmp_dir();
+    struct nvme *n = nvme_test_open(dir, 200 * MIB, REPLACE_NONE);
+    uint32_t id = nvme_test_id(n, 1);
+    for (uint64_t i = 0; i < 100; i++)
+        nvme_test_admit(n, id, 1, i, LEN);
+    nvme_flush(n);
+    atomic_store(&fault_pwrite_ms, 200);
+    for (uint64_t i = 100; i < 280; i++) /* a write buffer full: several seconds of writes */
+        nvme_test_admit(n, id, 1, i, LEN);
+    n->close_ms = 300;
+    nvme_close(n);
+    atomic_store(&fault_pwrite_ms, 0);
+    n = nvme_test_open(dir, 200 * MIB, REPLACE_NONE);
+    id = nvme_test_id(n, 1);
+    unsigned late = 0;
+    for (uint64_t i = 0; i < 280; i++) {
+        enum nvme_outcome o = nvme_test_get(n, id, 1, i, LEN);
+        if (i < 100)
+            CHECK_EQ(o, NVME_HIT);
+        late += i >= 100 && o == NVME_HIT;
+    }
+    CHECK(late < 180); /* the limit was reached, and the rest dropped */
+    nvme_close(n);
 }
 
 /* A small file system that others fill: the cache stays within what there is, and its records are read. */
