@@ -594,7 +594,8 @@ static int uploads_page(struct remote *r, struct olds *l, char **key, char **id,
 int remote_uploads_abort(struct remote *r, uint64_t min_age_s, uint64_t *n, struct larder_error *err)
 {
     uint64_t now_s = now_wall_s();
-    struct olds l = {.r = r, .before_s = now_s > min_age_s ? now_s - min_age_s : 0, .err = err};
+    /* 0: all, whatever the clocks say; some servers round up to whole seconds */
+    struct olds l = {.r = r, .before_s = !min_age_s ? UINT64_MAX : now_s > min_age_s ? now_s - min_age_s : 0, .err = err};
     AUTO_FREE char *key = NULL, *id = NULL;
     bool more = true;
     int rc = LARDER_OK;

@@ -406,7 +406,7 @@ static int first_line(struct fetch *f, char **out, struct larder_error *err)
     *out = NULL;
     if (n == 0 || (n < f->answer.len && f->answer.data[n] != '\n' && f->answer.data[n] != '\r'))
         return err_set(err, LARDER_EREMOTE, "credentials from the instance's metadata: the answer is not one of its own");
-    *out = strndup((char *)f->answer.data, n);
+    *out = bytes_dup(f->answer.data, n);
     return *out ? LARDER_OK : err_nomem(err, n + 1, "credentials");
 }
 

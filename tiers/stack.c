@@ -33,7 +33,7 @@
 #define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
 #define NO_ROOM SIZE_MAX
 #define STREAM_WAIT_MS 1000u
-#define FLUSH_NS_MAX 2000000000ull
+#define FLUSH_NS_MAX 5000000000ull
 #define WRITE_NS_MAX 5000000000ull
 
 void stack_free(struct fetch_stack *k)
