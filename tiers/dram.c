@@ -55,7 +55,7 @@ static void lay_out(uint64_t budget, enum replacement replacement, struct dram_h
     h->slab_bytes = (uint32_t)slab_bytes_for(budget, replacement);
     h->slabs_max = (uint32_t)states;
     h->spaces_max = (uint32_t)within(budget / (32 * KIB), 16, 4096);
-    h->claim_sets = (uint32_t)within(MAX(MIN(budget / (4 * KIB), 1024), budget / (32 * KIB)), 16, 4096);
+    h->claim_sets = (uint32_t)within(budget / KIB, 16, 4096); /* few full sets even with thousands of claims: who finds none reads unclaimed */
     h->off_spaces = round_up(sizeof *h, 64);
     h->off_claims = round_up(h->off_spaces + h->spaces_max * sizeof(struct space_entry), 64);
     h->off_states = h->off_claims + h->claim_sets * sizeof(struct claim_set);

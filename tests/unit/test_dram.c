@@ -376,11 +376,11 @@ TEST(claims_are_single)
     dram_unclaim(d, space, 6);
     CHECK_EQ(dram_claim(d, space, CACHE_ORDINAL_MAX + 1), CLAIM_NONE);
     /* a crowd: more than there are places for, each at most once, none lost */
-    uint64_t mine = 0;
-    for (uint64_t o = 100; o < 10100; o++)
+    uint64_t mine = 0, end = 100 + 10ull * d->h->claim_sets;
+    for (uint64_t o = 100; o < end; o++)
         mine += dram_claim(d, space, o) == CLAIM_MINE;
     CHECK(mine > d->h->claim_sets * 5 && mine <= d->h->claim_sets * 7);
-    for (uint64_t o = 100; o < 10100; o++)
+    for (uint64_t o = 100; o < end; o++)
         dram_unclaim(d, space, o);
     for (uint32_t i = 0; i < d->h->claim_sets; i++)
         for (int k = 0; k < CLAIM_WAYS; k++)
