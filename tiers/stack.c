@@ -117,6 +117,8 @@ static void look_up_nvme(struct fetch_stack *k, struct absent *a)
         bool there = nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place);
         a->coming = !there && b->dram && !atomic_load_explicit(&b->slow, memory_order_relaxed) &&
                     nvme_coming(b->nvme[d], b->nvme_space[d], ordinal);
+        if (!there && !a->coming) /* it may have come between the two */
+            there = nvme_lookup(b->nvme[d], b->nvme_space[d], ordinal, &a->place);
         if (!there && !a->coming)
             continue;
         a->from = there ? FROM_NVME : a->from;
