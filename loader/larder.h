@@ -431,6 +431,108 @@ struct larder_location {
 int larder_dataset_locate(struct larder_dataset *ds, uint64_t ordinal, struct larder_location *loc,
                           struct larder_error *err);
 
+/* -------------------------------------------------------------------------------------- prep */
+
+/* What a loader makes of a field for its batches. Without outputs a batch has all fields of its samples as they are stored. */
+enum larder_prep {
+    LARDER_PREP_AUTO = 0,     /* by the field's type: scalars and ndarrays of one shape DENSE, others BYTES */
+    LARDER_PREP_BYTES = 1,    /* as stored: larder_array.values[n] */
+    LARDER_PREP_DENSE = 2,    /* scalars, ndarrays of one shape: [n, shape...]; a sample without the field is 0s, and not `present` */
+    LARDER_PREP_RAGGED = 3,   /* ndarrays whose first dimension differs, text, bytes: back to back, offsets[n + 1] */
+    LARDER_PREP_PADDED = 4,   /* the same: [n, longest...], lengths[n], zeros behind each */
+    LARDER_PREP_IMAGE = 5,    /* struct larder_image: [n, views, height, width, 3], or [n, views, 3, height, width]; no views axis for 1 */
+    LARDER_PREP_MASK = 6,     /* an image field, one channel (grey, or a palette's indexes), moved as the image `follows`, nearest:
+                               * [n, views, height, width] of uint8, or uint16 where dtype says so */
+    LARDER_PREP_BOXES = 7,    /* an ndarray [k, 4] of x0, y0, x1, y1 in pixels of the image as stored, moved as the image `follows`: float32
+                               * in pixels of the result, clipped, back to back, view after view: offsets[n * views + 1], keep[...] */
+    LARDER_PREP_GEOMETRY = 8, /* what was done to the image `follows`: int32 [n, views, 8]: width and height of the image (turned, where exif
+                               * asks for it), x, y, w, h of the crop in it, 1 for mirrored, EXIF orientation applied (1..8) */
+    LARDER_PREP_AUDIO = 9,    /* struct larder_audio: [n, channels, frames], lengths[n] */
+    LARDER_PREP_USER = 10     /* the caller's function: [n, shape...] */
+};
+
+enum larder_crop {
+    LARDER_CROP_RANDOM = 0, /* a part of random area and ratio, scaled to width x height: torchvision's RandomResizedCrop */
+    LARDER_CROP_CENTER = 1, /* the shorter side scaled to `resize`, then the middle width x height of that */
+    LARDER_CROP_NONE = 2    /* all of it, scaled to width x height */
+};
+
+enum larder_filter { LARDER_BILINEAR = 0, LARDER_BICUBIC = 1, LARDER_NEAREST = 2 };
+
+/* Images as PIL makes them: convert("RGB"), then a crop scaled. 0 in a member means its default. */
+struct larder_image {
+    uint32_t width, height;      /* of the result; height 0: as width */
+    int crop;                    /* enum larder_crop */
+    double scale_min, scale_max; /* RANDOM: share of the area; 0, 0: 0.08 to 1 */
+    double ratio_min, ratio_max; /* RANDOM: width to height; 0, 0: 3/4 to 4/3 */
+    uint32_t resize;             /* CENTER: the shorter side; 0: 8/7 of the result's */
+    double flip;                 /* probability that left and right change places */
+    int filter;                  /* enum larder_filter */
+    int no_antialias;            /* 1: the filter's support does not grow when an image shrinks */
+    int exact;                   /* 1: no scaling in the JPEG decoder: pixels within 2 levels of PIL's, slower */
+    int exif;                    /* 1: turned as its EXIF orientation says */
+    const char *dtype;           /* "uint8" (NULL), "float16", "bfloat16", "float32" */
+    int planar;                  /* 1: channels first (NCHW) */
+    int normalize;               /* 1: (value / 255 - mean) / std, not for uint8; 0: value / 255 */
+    float mean[3], std[3];
+    uint32_t views;              /* results of one decode, each with randomness of its own; 0: 1 */
+    uint64_t pixels_max;         /* larger images are bad samples; 0: 2^28 */
+};
+
+struct larder_audio {
+    uint32_t frames;             /* of the result, at `rate`: a longer sample is cropped at a random place, a shorter one padded with 0s */
+    uint32_t rate;               /* Hz; 0: as stored, which must then be the same in every sample of a batch's use */
+    uint32_t channels;           /* 1: mixed down; n: has to have n, or 1, which is repeated; 0: 1 */
+    int center;                  /* 1: the middle instead of a random place */
+    const char *dtype;           /* "float32" (NULL, -1 to 1), "int16" */
+};
+
+/* What a caller's function gets. Values are borrowed during the call. */
+struct larder_prep_in {
+    uint64_t ordinal, epoch, position; /* position: in the epoch's order, over all ranks */
+    uint64_t random;                   /* a function of (seed, epoch, position): the same with any threads, tiers and world */
+    const struct larder_value *values; /* [n_fields], as stored */
+    uint32_t n_fields;
+};
+/* Writes one sample, of the output's shape and dtype, to out (zeros before). Called from several threads at once. Anything but LARDER_OK
+ * makes it a bad sample, with err's message. */
+typedef int larder_prep_fn(void *user, const struct larder_prep_in *in, void *out, struct larder_error *err);
+
+/* One array of each batch. */
+struct larder_output {
+    size_t struct_size;
+    const char *field;        /* of the schema; USER: may be NULL */
+    const char *name;         /* in the batch; NULL: field. Unique. */
+    int prep;                 /* enum larder_prep */
+    struct larder_image image;
+    struct larder_audio audio;
+    const char *follows;      /* MASK, BOXES, GEOMETRY: the name of the IMAGE output */
+    const char *dtype;        /* MASK: "uint8" (NULL), "uint16"; USER: of the result */
+    uint32_t ndim;            /* USER */
+    const int64_t *shape;     /* USER: [ndim], of one sample */
+    uint64_t pad_to;          /* PADDED: the axis is this long, and what is longer is cut off; 0: as the longest of the batch */
+    larder_prep_fn *fn;
+    void *user;
+};
+#define LARDER_OUTPUT_INIT                                                                                                       \
+    {sizeof(struct larder_output), NULL, NULL, 0, {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, 0, 0, {0, 0, 0}, {0, 0, 0}, 0, 0}, \
+     {0, 0, 0, 0, NULL}, NULL, NULL, 0, NULL, 0, NULL, NULL}
+
+/* One output of a batch. All pointers are borrowed until the batch is released. */
+struct larder_array {
+    const char *name;
+    const char *dtype;         /* numpy's name, or "bfloat16"; BYTES: NULL */
+    uint32_t ndim;
+    const int64_t *shape;      /* [ndim]; shape[0] is the batch's n, or what all its samples have together (RAGGED, BOXES) */
+    const void *data;          /* C order, 64-byte aligned; NULL for BYTES */
+    size_t len;                /* bytes */
+    const struct larder_value *values; /* BYTES: [n] */
+    const uint64_t *offsets;   /* RAGGED, BOXES: in units of the first axis */
+    const uint32_t *lengths;   /* PADDED, AUDIO: [n] */
+    const uint8_t *present;    /* DENSE, RAGGED, PADDED, BOXES: [n]: the sample has the field */
+    const uint8_t *keep;       /* BOXES: [shape[0]]: 1 where something of the box is left */
+};
+
 /* ------------------------------------------------------------------------------------ loader */
 
 struct larder_loader;
@@ -448,6 +550,21 @@ enum larder_last {
     LARDER_LAST_DROP = 2,
     LARDER_LAST_PAD = 3    /* whole batches, filled up from the beginning of the epoch; batch.valid says how many count */
 };
+
+/* What becomes of a sample that cannot be decoded, or whose bytes are still damaged after they were fetched again. Never of what a disk,
+ * a server or memory refused. */
+enum larder_on_bad {
+    LARDER_ON_BAD_FAIL = 0,   /* larder_loader_next() fails with ECORRUPT, and names it */
+    LARDER_ON_BAD_REPLACE = 1 /* another one takes its place, label, ordinal and all: a function of (seed, epoch, position) */
+};
+
+struct larder_bad_sample {
+    uint64_t epoch, position;
+    uint64_t ordinal;          /* the bad one */
+    uint64_t substitute;       /* in its place; LARDER_NO_ORDINAL: none */
+    const char *message;       /* "sample 'n02_77' (ordinal 40312, shard 17 slot 88), field image: JPEG ends at line 61 of 375" */
+};
+typedef void larder_bad_fn(void *user, const struct larder_bad_sample *bad);
 
 struct larder_loader_options {
     size_t struct_size;
@@ -477,9 +594,24 @@ struct larder_loader_options {
     uint64_t n_order;
     int order_is_ranks;       /* 1: order is this rank's own, and not cut into slices; world is 1 then */
     const char *state;        /* what larder_loader_state() gave: goes on there, instead of at `epoch`; NULL: no */
+    const struct larder_output *outputs; /* [n_outputs]: arrays of each batch, from the fields they name; copied. NULL: all fields as stored */
+    size_t n_outputs;
+    uint32_t threads;         /* decode threads; 0: one a CPU where there is something to decode */
+    uint64_t fetch_size;      /* a window: samples requested together ... */
+    uint64_t threshold;       /* ... as soon as those requested and not yet given to the caller are no more than this (DELI III-B). Both 0:
+                               * half of staging_bytes each (DELI V-B) */
+    int on_bad_sample;        /* enum larder_on_bad */
+    double max_bad;           /* REPLACE: a greater share of the samples asked for so far is an error, from the 1,000th on; 0: 0.001 */
+    larder_bad_fn *bad;       /* told of each bad sample; from the thread that calls larder_loader_next(); may be NULL */
+    uint64_t decoded_bytes;   /* the decoded cache: memory, of the node, for images decoded and scaled to a stored side (CoorDL 8). 0: none. With
+                               * it every sample goes through that form, so that pixels do not depend on what is cached. */
+    uint32_t decoded_side;    /* the shorter side of images kept; 0: 8/7 of the largest output's */
+    int decoded_compress;     /* 1: kept compressed, losslessly */
+    const char *trace;        /* a file for what each batch went through, in Chrome's trace format; replaced; NULL: none */
 };
-#define LARDER_LOADER_OPTIONS_INIT \
-    {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, NULL}
+#define LARDER_LOADER_OPTIONS_INIT                                                                                                       \
+    {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, NULL, NULL, 0, \
+     0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
  * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
@@ -501,6 +633,8 @@ struct larder_batch {
     const struct larder_value *values;   /* [n][n_fields], sample-major */
     void *owner;                         /* private */
     uint32_t valid;                      /* of the n, the first so many: the others fill the batch up (LARDER_LAST_PAD) */
+    uint32_t n_arrays;                   /* as outputs say; then values is NULL and n_fields 0 */
+    const struct larder_array *arrays;   /* [n_arrays] */
 };
 
 /* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).
@@ -532,7 +666,8 @@ struct larder_loader_estimate {
     uint64_t gets, bytes;      /* of the origin; 0 for a dataset in a directory */
     double dollars;            /* by the prices of the remote options */
 };
-/* Set struct_size. O(1) where nothing is cached, else by a sample of the epoch's ordinals. EINVAL, EFORK, and what locating records gives. */
+/* Set struct_size. The first epoch's is what it was when the loader was opened, before it began to fetch. O(1) where nothing is cached, else by
+ * a sample of the epoch's ordinals. EINVAL, EFORK, and what locating records gives. */
 int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estimate *estimate, struct larder_error *err);
 
 /* The numbers of one epoch, from the first larder_loader_next() of it to its LARDER_END. */

@@ -36,6 +36,8 @@ struct larder_loader {
     uint64_t number;              /* of the next batch */
     uint64_t begin_ns;            /* first call of this epoch; 0: not yet */
     struct larder_loader_stats stats;
+    uint64_t first_epoch;
+    struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
 };
 
 static int loader_check(const struct larder_loader *ld, struct larder_error *err)
@@ -233,6 +235,8 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.notice_ms = o.notice_ms;
     so.waiting = o.waiting;
     so.user = o.user;
+    ld->first_epoch = ld->epoch;
+    estimate_epoch(ds, &ld->order, &ld->slicing, &ld->first);
     rc = stage_open(&so, &ld->stage, err);
     if (rc) {
         loader_free(ld);
@@ -327,7 +331,10 @@ int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estima
         rc = result_check(estimate, sizeof(e), "larder_loader_estimate", err);
     if (rc)
         return rc;
-    estimate_epoch(ld->ds, &ld->order, &ld->slicing, &e);
+    if (ld->epoch == ld->first_epoch)
+        e = ld->first;
+    else
+        estimate_epoch(ld->ds, &ld->order, &ld->slicing, &e);
     result_give(estimate, &e, sizeof(e));
     return 0;
 }

@@ -121,6 +121,32 @@ TEST(room_for_part_misses_the_rest)
     larder_cache_close(c);
 }
 
+/* However far it is ahead when it is asked. */
+TEST(the_first_estimate_is_of_what_was_cached_at_open)
+{
+    struct larder_cache *c = open_cache(NULL, 40 * MIB, NULL, 0, LARDER_REPLACE_NONE);
+    struct larder_dataset *ds = open_ds(&spec, c, LARDER_DIRECT_OFF);
+    struct larder_loader *ld = open_ld(ds, 2);
+    struct larder_loader_estimate e = {.struct_size = sizeof(e)};
+    const struct larder_batch *b;
+    struct larder_error err;
+
+    REQUIRE_OK(larder_loader_next(ld, &b, &err), &err);
+    CHECK(stats_of(c).dram.entries > 0);
+    CHECK_OK(larder_loader_estimate(ld, &e, &err), &err);
+    CHECK_EQ(e.samples, spec.n);
+    CHECK_EQ(e.samples_cached, 0);
+    larder_batch_release(b);
+    larder_loader_close(ld);
+    ld = open_ld(ds, 1);
+    epoch(&spec, ld);
+    CHECK_OK(larder_loader_estimate(ld, &e, &err), &err);
+    CHECK_EQ(e.samples_cached, spec.n);
+    larder_loader_close(ld);
+    larder_dataset_close(ds);
+    larder_cache_close(c);
+}
+
 TEST(room_for_all_reads_each_record_once)
 {
     struct larder_cache *c = open_cache(NULL, 40 * MIB, NULL, 0, LARDER_REPLACE_NONE);

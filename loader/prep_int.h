@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * prep_int.h - inside loader/: what becomes of stored values on their way into a batch.
+ *
+ * window.c and transform.c are pure. prep.c makes the arrays of a batch from values; its threads are the stage's. bad.c says what stands
+ * in for a sample that cannot be decoded, decoded.c keeps what was decoded.
+ */
+#ifndef LARDER_PREP_INT_H
+#define LARDER_PREP_INT_H
+
+#include "loader/loader_int.h"
+
+/* ---- windows (window.c): pure (DELI III-B) ---- */
+
+/* A window is requested as a whole as soon as what was requested and not yet consumed is no more than the threshold. In samples or in bytes,
+ * whatever is counted. */
+struct window {
+    uint64_t fetch_size, threshold; /* fetch_size 1 or more */
+    uint64_t queued;                /* requested, not consumed */
+    uint64_t left;                  /* of the window being requested */
+};
+void window_init(struct window *w, uint64_t fetch_size, uint64_t threshold);
+/* How much may be requested now; 0: wait. Begins a window when one is due. */
+uint64_t window_due(struct window *w);
+void window_request(struct window *w, uint64_t n); /* n was requested: may be more than was due, by less than a batch */
+void window_consume(struct window *w, uint64_t n);
+
+/* ---- randomness and geometry (transform.c): pure ---- */
+
+/* Philox 4x32-10 (Salmon et al. 2011): the k-th four numbers of one view of one sample. */
+struct random_key { uint64_t seed, epoch, position; uint32_t view; };
+void random_at(const struct random_key *key, uint32_t k, uint32_t out[4]);
+
+/* What is done to an image: a crop of it (turned by its EXIF orientation first, where that is asked for) is scaled to width x height. CENTER
+ * crops of a scaled image are crops of the image itself, with fractions. */
+struct geometry {
+    uint32_t image_width, image_height; /* as the crop sees it */
+    double x, y, w, h;
+    uint32_t width, height;
+    bool flip;
+    int orientation;                    /* applied; 1: none */
+};
+/* o has its defaults filled in. Deterministic in (o, size, key). */
+void transform_geometry(const struct larder_image *o, uint32_t width, uint32_t height, int orientation, const struct random_key *key,
+                        struct geometry *g);
+/* Fills in defaults. EINVAL names the member. */
+int transform_check(struct larder_image *o, const char *output, struct larder_error *err);
+/* The codec's job for a geometry. */
+void transform_job(const struct larder_image *o, const struct geometry *g, struct image_job *job);
+/* Moves a box (in pixels of the image as stored) into pixels of the result, clipped; false: nothing of it is left. */
+bool transform_box(const struct geometry *g, const double in[4], float out[4]);
+
+/* ---- arrays of a batch (prep.c) ---- */
+
+struct prep;        /* outputs, checked against a schema: constant, shared by threads */
+struct prep_worker; /* a thread's decoders */
+
+/* Copies the outputs. EINVAL, ENOTFOUND name the output. */
+int prep_new(const struct schema *schema, const struct larder_output *outputs, size_t n, struct prep **p, struct larder_error *err);
+void prep_free(struct prep *p);
+bool prep_is_heavy(const struct prep *p); /* something is decoded: more threads pay */
+bool prep_wants(const struct prep *p, uint32_t field); /* is the field looked at? */
+int prep_worker_new(const struct prep *p, struct prep_worker **w, struct larder_error *err);
+void prep_worker_free(struct prep_worker *w);
+
+/* The arrays of one batch, in memory of the staging buffer. */
+struct prep_batch {
+    const struct prep *prep;
+    uint32_t n;
+    uint64_t seed, epoch;
+    uint8_t *memory;
+    struct larder_array *arrays;  /* in memory, as all below */
+    void *plan;                   /* prep.c's own */
+};
+/* Bytes of memory that a batch of n samples takes at most, whose records have raw_bytes together and raw_max at most. */
+size_t prep_bytes(const struct prep *p, uint32_t n, uint64_t raw_bytes, uint64_t raw_max);
+/* Lays a batch out in memory: prep_bytes(), 64-byte aligned, not initialised. */
+void prep_begin(const struct prep *p, struct prep_batch *b, uint32_t n, uint64_t raw_bytes, uint64_t raw_max, uint64_t seed, uint64_t epoch,
+                void *memory);
+/* Sample i, whose values stay until prep_end: decodes what is to be decoded straight into its place. Several threads, a sample each. The same
+ * sample may be done again, with other values. ECORRUPT and EINVAL are the sample's fault, and name the field. */
+int prep_sample(struct prep_worker *w, struct prep_batch *b, uint32_t i, uint64_t ordinal, uint64_t position, const struct larder_value *values,
+                struct larder_error *err);
+/* After all samples, one thread: values of differing size are put back to back. values: [n][n_fields] of the schema. */
+int prep_end(struct prep_batch *b, const struct larder_value *values, uint32_t n_fields, struct larder_error *err);
+
+#endif
