@@ -35,57 +35,65 @@ static int region_init(void *base, uint64_t bytes, void *user, struct larder_err
     return dram_init(base, bytes, r->replacement, err);
 }
 
-/* What was asked, or a quarter of what there is. */
-static int dram_budget(const struct larder_cache_options *o, struct region *r, struct larder_error *err)
+int cache_arena_open(const char *name, uint64_t budget, enum replacement replacement, struct share **share, struct dram **dram,
+                     struct larder_error *err)
 {
-    r->have = memory_available();
-    r->budget = o->dram_bytes == LARDER_DRAM_DEFAULT ? MAX(r->have / 4, (uint64_t)DRAM_MIN) : o->dram_bytes;
-    if (r->budget < DRAM_MIN)
-        return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is too small: the least is %zu", (unsigned long long)r->budget,
+    struct region r = {budget, memory_available(), replacement};
+    struct share_options so = {name, 0, region_init, &r, NULL};
+    *share = NULL;
+    *dram = NULL;
+    if (budget < DRAM_MIN)
+        return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is too small: the least is %zu", (unsigned long long)budget,
                        DRAM_MIN);
-    if (r->budget > UINT64_MAX / 16)
+    if (budget > UINT64_MAX / 16)
         return err_set(err, LARDER_EINVAL, "a DRAM cache of %llu bytes is more than 80%% of the memory available (%llu bytes)",
-                       (unsigned long long)r->budget, (unsigned long long)r->have);
-    return LARDER_OK;
+                       (unsigned long long)budget, (unsigned long long)r.have);
+    so.bytes = dram_region_bytes(budget);
+    int rc = share_open(&so, share, err);
+    return rc ? rc : dram_open(*share, dram, err);
+}
+
+void cache_arena_close(struct share *share, struct dram *dram)
+{
+    dram_close(dram);
+    if (share)
+        share_close(share);
 }
 
 /* Who joins takes the arena as it is, and is told. */
-static void take_as_it_is(struct tiers_cache *c, const struct region *r)
+static void take_as_it_is(struct tiers_cache *c, uint64_t budget, enum replacement replacement)
 {
     char text[256];
     struct dram_stats d;
     dram_stats(c->dram, &d);
-    if (c->o.dram_bytes != LARDER_DRAM_DEFAULT && d.budget != r->budget / 4096 * 4096) {
+    if (c->o.dram_bytes != LARDER_DRAM_DEFAULT && d.budget != budget / 4096 * 4096) {
         snprintf(text, sizeof(text), "cache '%s' has a budget of %llu bytes, not the %llu asked for: who makes it sets it", c->name,
-                 (unsigned long long)d.budget, (unsigned long long)r->budget);
+                 (unsigned long long)d.budget, (unsigned long long)budget);
         warn(c, text);
     }
-    if (dram_replacement(c->dram) != r->replacement) {
+    if (dram_replacement(c->dram) != replacement) {
         snprintf(text, sizeof(text), "cache '%s' has replacement %s: who makes it sets it", c->name,
-                 r->replacement == REPLACE_FIFO ? "none, not FIFO" : "FIFO, not none");
+                 replacement == REPLACE_FIFO ? "none, not FIFO" : "FIFO, not none");
         warn(c, text);
-        c->o.replacement = r->replacement == REPLACE_FIFO ? LARDER_REPLACE_NONE : LARDER_REPLACE_FIFO;
+        c->o.replacement = replacement == REPLACE_FIFO ? LARDER_REPLACE_NONE : LARDER_REPLACE_FIFO;
     }
 }
 
 static int open_dram(struct tiers_cache *c, const char *name, struct larder_error *err)
 {
-    struct region r = {0, 0, (enum replacement)c->o.replacement};
-    if (c->o.dram_bytes == LARDER_DRAM_OFF)
+    enum replacement replacement = (enum replacement)c->o.replacement;
+    uint64_t budget = c->o.dram_bytes;
+    if (budget == LARDER_DRAM_OFF)
         return LARDER_OK;
-    int rc = dram_budget(&c->o, &r, err);
-    if (rc)
-        return rc;
-    struct share_options so = {name, dram_region_bytes(r.budget), region_init, &r, NULL};
-    rc = share_open(&so, &c->share, err);
-    if (!rc)
-        rc = dram_open(c->share, &c->dram, err);
+    if (budget == LARDER_DRAM_DEFAULT) /* a quarter of what there is */
+        budget = MAX(memory_available() / 4, (uint64_t)DRAM_MIN);
+    int rc = cache_arena_open(name, budget, replacement, &c->share, &c->dram, err);
     if (rc)
         return rc;
     if (c->o.no_pin)
         dram_no_pin(c->dram);
     warn(c, share_warning(c->share));
-    take_as_it_is(c, &r);
+    take_as_it_is(c, budget, replacement);
     return rc;
 }
 
@@ -164,6 +172,7 @@ int tiers_cache_open(const struct larder_cache_options *o, struct tiers_cache **
     c->o = *o;
     c->o.name = NULL;
     c->o.nvme = NULL;
+    c->named = o->name != NULL;
     snprintf(c->name, sizeof(c->name), "%s", o->name ? o->name : "private");
     rc = open_dram(c, o->name, err);
     if (!rc)
@@ -184,12 +193,15 @@ void tiers_cache_close(struct tiers_cache *c)
     if (c->pid == getpid()) {
         for (unsigned i = 0; i < c->n_nvme; i++)
             nvme_close(c->nvme[i]);
-        if (c->dram)
-            dram_close(c->dram);
-        if (c->share)
-            share_close(c->share);
+        cache_arena_close(c->share, c->dram);
     }
     free(c);
+}
+
+const char *tiers_cache_name(const struct tiers *t)
+{
+    const struct tiers_cache *c = t->bound ? t->bound->cache : NULL;
+    return !c || c == t->empty ? "default" : c->named ? c->name : NULL;
 }
 
 int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err)
@@ -206,7 +218,7 @@ int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err)
 
 /* Of the shards' contents. Copies of a dataset that were appended to apart have one lineage and different samples of one ordinal.
  * NVMe has each record compared with the origin's table; a hit in DRAM asks nobody, so there a state of shards is a space. */
-static uint64_t contents_hash(const struct manifest *m)
+uint64_t cache_contents(const struct manifest *m)
 {
     uint64_t h = 0;
     for (size_t i = 0; i < m->n_shards; i++) {
@@ -238,7 +250,7 @@ int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, stru
     memcpy(space.uuid, m->uuid, sizeof(space.uuid));
     memcpy(space.lineage, m->lineage, sizeof(space.lineage));
     state = space;
-    state.variant = contents_hash(m);
+    state.variant = cache_contents(m);
     b->cache = c;
     b->fill_nvme = !local || c->o.copy_local;
     if (c->dram) {

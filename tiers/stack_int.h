@@ -5,6 +5,7 @@
  *     stats.c   counters and latencies (log-scale), and their text
  *     pace.c    whether a directory's disk is too slow to be of use (pure)
  *     cache.c   the cache: what is opened once, for any number of datasets
+ *     variant.c what was made of records, in an arena of its own
  *     stack.c   one fetch: who has its records, who fetches them, who admits them
  *     stream.c  a remote origin read ahead of the epoch, once
  *     ahead.c   records of a remote origin that came before they were wanted
@@ -54,6 +55,7 @@ bool pace_passed(const struct pace *p, uint64_t now_ns);
 struct tiers_cache {
     struct larder_cache_options o; /* name and nvme are not kept in it */
     char name[68];
+    bool named;                    /* else it is private */
     struct share *share;           /* NULL: no DRAM */
     struct dram *dram;
     struct nvme *nvme[NVME_DIRS_MAX];
@@ -84,6 +86,11 @@ struct bound {
     struct ahead *ahead;                /* of a remote origin */
     bool exclusive;                     /* MinIO, and NVMe has no room for the whole dataset: a record is either there or in DRAM */
 };
+/* An arena in memory of the node, or of the process (name NULL); *share and *dram are to be closed also on failure. */
+int cache_arena_open(const char *name, uint64_t budget, enum replacement replacement, struct share **share, struct dram **dram,
+                     struct larder_error *err);
+void cache_arena_close(struct share *share, struct dram *dram); /* NULL is allowed */
+uint64_t cache_contents(const struct manifest *m);
 int cache_bind(struct tiers_cache *c, const struct manifest *m, bool local, struct bound **b, struct larder_error *err);
 void cache_unbind(struct bound *b);
 

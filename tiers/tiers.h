@@ -25,8 +25,36 @@ int tiers_cache_text(const struct tiers_cache *c, struct buf *out, struct larder
 int tiers_cache_dir_info(const char *dir, struct larder_cache_dir_info *out, struct larder_cache_dataset *datasets, size_t cap,
                          struct larder_error *err);
 int tiers_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err);
+/* The name of a stack's cache; NULL: it is private; "default": it has none. */
+struct tiers;
+const char *tiers_cache_name(const struct tiers *t);
 /* EFORK in a forked child. */
 int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err);
+
+/* ---- variants: what was made of records, in memory of the node (variant.c) ---- */
+
+struct tiers_variant;
+struct tiers_variant_options {
+    const char *name;     /* of the cache beside which it stands: processes of a user with the same one share; NULL: private */
+    uint64_t bytes;       /* all processes together, bookkeeping included: hard */
+    uint64_t fingerprint; /* of what is made of a record: another one is another space */
+    bool no_pin;
+};
+/* Opens or joins. m is the dataset's (only during the call). EINVAL, ENOMEM, EIO as a cache's DRAM. */
+int tiers_variant_open(const struct manifest *m, const struct tiers_variant_options *o, struct tiers_variant **v, struct larder_error *err);
+void tiers_variant_close(struct tiers_variant *v); /* NULL is allowed; in a forked child memory only */
+/* As dram_lookup: views[i] NULL is a miss, extents[i] has stored_len, raw_len and codec of the others. Nothing is replaced: views stay until
+ * close. Any number of threads, without locks. */
+size_t tiers_variant_lookup(struct tiers_variant *v, const uint64_t *ordinals, size_t n, struct extent *extents, const void **views);
+/* Copies it in, if there is room; what is there already stays. Whether it is there now. Any thread. */
+bool tiers_variant_put(struct tiers_variant *v, uint64_t ordinal, const void *bytes, uint32_t len, uint32_t raw_len, uint8_t codec);
+bool tiers_variant_full(const struct tiers_variant *v); /* a put is refused, as there was no room before */
+struct tiers_variant_stats {
+    uint64_t budget_bytes, used_bytes, entries, refusals; /* of all variants and processes that share it */
+    bool shared, joined;
+    const char *warning; /* NULL: none. Valid until close */
+};
+void tiers_variant_stats(const struct tiers_variant *v, struct tiers_variant_stats *out);
 
 /* ---- the stack ---- */
 
