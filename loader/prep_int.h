@@ -50,6 +50,45 @@ void transform_job(const struct larder_image *o, const struct geometry *g, struc
 /* Moves a box (in pixels of the image as stored) into pixels of the result, clipped; false: nothing of it is left. */
 bool transform_box(const struct geometry *g, const double in[4], float out[4]);
 
+/* ---- the decoded cache (decoded.c) ---- */
+
+/* An image in its stored form: decoded, and scaled so that its shorter side is the cache's, if it is not smaller. */
+struct decoded_image {
+    const uint8_t *pixels;            /* RGB, 3 * width bytes a row; NULL: the sample has no such image */
+    uint32_t width, height;           /* of pixels */
+    uint32_t full_width, full_height; /* of the image as it is encoded: what geometry is computed for */
+    int orientation;                  /* its EXIF orientation. Neither pixels nor sizes are turned by it. */
+};
+
+struct decoded;        /* the cache, and how the stored form is made: constant, shared by threads */
+struct decoded_worker; /* a thread's decoder and memory */
+struct decoded_options {
+    const struct manifest *manifest;  /* borrowed until close, as schema of it names fields */
+    const char *name;                 /* of the cache, as tiers_variant_options has it */
+    uint64_t bytes;
+    uint32_t side;                    /* the shorter side; 1 or more */
+    bool compress, no_pin;
+    struct larder_image image;        /* filter, no_antialias, exact, pixels_max */
+    const uint8_t *keep;              /* [n_fields]: DECODED_RAW, DECODED_PIXELS, both or 0 */
+};
+enum { DECODED_RAW = 1, DECODED_PIXELS = 2 };
+int decoded_open(const struct decoded_options *o, struct decoded **d, struct larder_error *err);
+void decoded_close(struct decoded *d); /* NULL is allowed; in a forked child memory only */
+/* views[i]: the stored form of ordinals[i] (extents[i].stored_len bytes), until close; NULL: it is not there. Any thread. */
+size_t decoded_lookup(struct decoded *d, const uint64_t *ordinals, size_t n, struct extent *extents, const void **views);
+struct tiers_variant_stats decoded_stats(const struct decoded *d);
+int decoded_worker_new(struct decoded *d, struct decoded_worker **w, struct larder_error *err);
+void decoded_worker_free(struct decoded_worker *w);
+/* A miss: makes the stored form of a sample's values, and puts it. *images: [n_fields], until the worker's next call. *ns: what decoding
+ * took. ECORRUPT and EINVAL are the sample's fault, and name the field. */
+int decoded_make(struct decoded_worker *w, uint64_t ordinal, const struct larder_value *values, const struct decoded_image **images,
+                 uint64_t *ns, struct larder_error *err);
+/* A hit: values[n_fields] of the fields that are kept as they are (views, which stay), images likewise. *ns: what decoding took once. */
+int decoded_take(struct decoded_worker *w, const void *view, size_t len, struct larder_value *values, const struct decoded_image **images,
+                 uint64_t *ns, struct larder_error *err);
+/* A geometry of the image becomes the same one of its stored form. */
+void decoded_geometry(const struct decoded_image *im, const struct geometry *full, struct geometry *stored);
+
 /* ---- arrays of a batch (prep.c) ---- */
 
 struct prep;        /* outputs, checked against a schema: constant, shared by threads */
