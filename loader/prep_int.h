@@ -27,8 +27,9 @@ void window_consume(struct window *w, uint64_t n);
 
 /* ---- randomness and geometry (transform.c): pure ---- */
 
-/* Philox 4x32-10 (Salmon et al. 2011): the k-th four numbers of one view of one sample. */
+/* Philox 4x32-10 (Salmon et al. 2011): the k-th four numbers of one view of one sample. Geometry takes k below 11. */
 struct random_key { uint64_t seed, epoch, position; uint32_t view; };
+void random_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 void random_at(const struct random_key *key, uint32_t k, uint32_t out[4]);
 
 /* What is done to an image: a crop of it (turned by its EXIF orientation first, where that is asked for) is scaled to width x height. CENTER
@@ -40,14 +41,15 @@ struct geometry {
     bool flip;
     int orientation;                    /* applied; 1: none */
 };
-/* o has its defaults filled in. Deterministic in (o, size, key). */
+/* width, height: of the image as stored; orientation: what its EXIF data say, applied when o->exif. o has its defaults filled in.
+ * Deterministic in (o, size, key). */
 void transform_geometry(const struct larder_image *o, uint32_t width, uint32_t height, int orientation, const struct random_key *key,
                         struct geometry *g);
 /* Fills in defaults. EINVAL names the member. */
 int transform_check(struct larder_image *o, const char *output, struct larder_error *err);
-/* The codec's job for a geometry. */
+/* The codec's job for a geometry; borrows o's mean and std. */
 void transform_job(const struct larder_image *o, const struct geometry *g, struct image_job *job);
-/* Moves a box (in pixels of the image as stored) into pixels of the result, clipped; false: nothing of it is left. */
+/* Moves a box (x0, y0, x1, y1 in pixels of the image as stored) into pixels of the result, clipped; false: nothing of it is left. */
 bool transform_box(const struct geometry *g, const double in[4], float out[4]);
 
 /* ---- the decoded cache (decoded.c) ---- */

@@ -47,17 +47,20 @@ struct image_info {
     int orientation;         /* EXIF, 1..8; 1 where absent or nonsense */
 };
 enum image_filter { IMAGE_BILINEAR, IMAGE_BICUBIC, IMAGE_NEAREST };
-enum image_dtype { IMAGE_U8, IMAGE_F16, IMAGE_BF16, IMAGE_F32 };
+enum image_dtype { IMAGE_U8, IMAGE_F16, IMAGE_BF16, IMAGE_F32, IMAGE_U16 /* masks only */ };
 static inline size_t image_dtype_bytes(int dtype) { return dtype == IMAGE_U8 ? 1 : dtype == IMAGE_F32 ? 4 : 2; }
 
 /* What to make of an image: the pixels of a crop, scaled, as RGB. */
 struct image_job {
-    uint32_t x, y, w, h;         /* the crop, in pixels of the image as stored; w 0: all of it */
+    double x, y, w, h;           /* the crop, in pixels of the image after `orientation`; w 0: all of it */
     uint32_t width, height;      /* of the result */
+    int orientation;             /* as EXIF counts, 1..8: the image is turned so before all else; 0, 1: as stored */
     int filter;                  /* enum image_filter, as PIL's */
     bool no_antialias;           /* the filter's support does not grow when the image shrinks */
-    bool flip;                   /* left and right change places */
+    bool beyond;                 /* the filter looks at pixels around the crop: the crop is one of a scaled image, which PIL cuts out afterwards */
+    bool flip;                   /* left and right change places, in the end */
     bool exact;                  /* JPEG: no scaling in the DCT: within 2 levels of PIL */
+    bool mask;                   /* one channel, NEAREST, nothing converted: a grey image's samples, a palette's indexes; U8 or U16 */
     int dtype;                   /* enum image_dtype */
     bool planar;                 /* NCHW, else NHWC */
     const float *mean, *std;     /* [3] in units of 0..1; NULL: values are 0..1 (0..255 for U8, which takes neither) */
@@ -66,7 +69,7 @@ struct image_job {
 /* Bytes of the result. */
 static inline size_t image_job_bytes(const struct image_job *j)
 {
-    return (size_t)j->width * j->height * 3 * image_dtype_bytes(j->dtype);
+    return (size_t)j->width * j->height * (j->mask ? 1 : 3) * image_dtype_bytes(j->dtype);
 }
 
 /* Working memory for images: one a thread. */
@@ -76,9 +79,14 @@ void image_decoder_free(struct image_decoder *d);
 /* Reads the header of an image, whose bytes are borrowed until the next one is opened. ECORRUPT: no image, damaged, or of a kind that is not
  * known (says what the bytes look like). */
 int image_open(struct image_decoder *d, const void *data, size_t len, struct image_info *info, struct larder_error *err);
+/* The same for pixels that were decoded before: RGB, 3 * width bytes a row, borrowed likewise and not copied. */
+int image_open_rgb(struct image_decoder *d, const void *pixels, uint32_t width, uint32_t height, struct larder_error *err);
 /* Decodes what the job needs of the opened image and no more: rows and columns outside the crop are passed over. Any number of
- * times. out: image_job_bytes(). All modes become RGB as PIL's convert("RGB") makes them. ECORRUPT: damaged, with what is wrong;
- * EINVAL: the crop is not in the image; ENOMEM. What out holds after a failure is undefined. */
+ * times. out: image_job_bytes(), aligned for its dtype. All modes become RGB as PIL's convert("RGB") makes them. ECORRUPT: damaged, with
+ * what is wrong, or no mask; EINVAL: the crop is not in the image, or the job makes no sense; ENOMEM. What out holds after a failure is
+ * undefined. */
 int image_render(struct image_decoder *d, const struct image_job *job, void *out, struct larder_error *err);
+/* Several results of one decode: what one of them needs is decoded once. No masks, if n > 1. */
+int image_render_views(struct image_decoder *d, const struct image_job *jobs, void *const *outs, uint32_t n, struct larder_error *err);
 
 #endif

@@ -2,10 +2,9 @@
 /*
  * jpeg.c - the part of a JPEG that a job needs, by libjpeg-turbo: sole user of jpeglib.h.
  *
- * Of the image only the crop's rows and columns are decoded: columns are cut at blocks (jpeg_crop_scanline), rows above are
- * skipped, what lies below is left alone. One block more than the crop on either side keeps every pixel as a full decode has it,
- * since chroma is interpolated from its neighbours. Unless the job is exact, a crop that shrinks by four or more is decoded at 1/2, 1/4
- * or 1/8, for which libjpeg-turbo has vector code; it stays twice as large as the result, which keeps the error low.
+ * Of the image only the rows and columns wanted are decoded: columns are cut at blocks (jpeg_crop_scanline), rows above are
+ * skipped, what lies below is left alone. Two columns more on either side keep every pixel as a full decode has it, since chroma is
+ * interpolated from its neighbours. A decode at 1/2, 1/4 or 1/8 happens in the DCT, for which libjpeg-turbo has vector code.
  *
  * Rows go into the resizer's ring, RESIZE_ROWS at a time. Grey becomes RGB in the library; CMYK and YCCK come as Adobe stores them,
  * inverted, and are converted as PIL does.
@@ -17,7 +16,6 @@
  */
 #include "store/codec/codec_int.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdio.h>
 
@@ -32,6 +30,7 @@ struct jpegdec {
     bool ended;                /* the data did, before the image */
     bool opened;               /* the header was read, and nothing behind it */
     const void *data; size_t len; /* borrowed */
+    struct image_part part;    /* being decoded */
     uint8_t *cmyk; size_t cap_cmyk;
 };
 
@@ -84,55 +83,20 @@ void jpegdec_free(struct jpegdec *j)
     free(j);
 }
 
-/* ---- EXIF ---- */
-
-static uint32_t tiff_u16(const uint8_t *p, bool big) { return big ? (uint32_t)p[0] << 8 | p[1] : get_u16(p); }
-static uint32_t tiff_u32(const uint8_t *p, bool big) { return big ? tiff_u16(p, true) << 16 | tiff_u16(p + 2, true) : get_u32(p); }
-
-/* The orientation that a TIFF header and its first directory tell; 1 where they do not. */
-static int tiff_orientation(const uint8_t *p, size_t len)
-{
-    if (len < 8 || (memcmp(p, "II*\0", 4) && memcmp(p, "MM\0*", 4)))
-        return 1;
-    bool big = p[0] == 'M';
-    size_t at = tiff_u32(p + 4, big);
-    if (at > len - 2)
-        return 1;
-    uint32_t n = tiff_u16(p + at, big);
-    at += 2;
-    for (uint32_t i = 0; i < n && len - at >= 12; i++, at += 12)
-        if (tiff_u16(p + at, big) == 0x0112 && tiff_u16(p + at + 2, big) == 3) {
-            uint32_t v = tiff_u16(p + at + 8, big);
-            return v >= 1 && v <= 8 ? (int)v : 1;
-        }
-    return 1;
-}
-
-static int exif_orientation(const struct jpegdec *j)
+/* The orientation that the first EXIF marker tells. */
+static int orientation(const struct jpegdec *j)
 {
     for (const struct jpeg_marker_struct *m = j->c.marker_list; m; m = m->next)
         if (m->marker == JPEG_APP0 + 1 && m->data_length > 6 && !memcmp(m->data, "Exif\0", 6))
-            return tiff_orientation(m->data + 6, m->data_length - 6);
+            return exif_orientation(m->data + 6, m->data_length - 6);
     return 1;
 }
-
-/* ---- decoding ---- */
 
 /* Ends what was begun; rc stays. */
 static int give_up(struct jpegdec *j, int rc)
 {
     jpeg_abort_decompress(&j->c);
     return rc;
-}
-
-/* The smallest decode that is twice as large as the result in both directions: 1/1, 1/2, 1/4, 1/8. */
-static unsigned denominator(const struct image_job *job, const struct resize_input *crop)
-{
-    unsigned d = 1;
-    while (!job->exact && job->filter != IMAGE_NEAREST && d < 8 && crop->box_w >= 4.0 * d * job->width &&
-           crop->box_h >= 4.0 * d * job->height)
-        d *= 2;
-    return d;
 }
 
 /* As PIL: C, M, Y, K arrive inverted. */
@@ -148,9 +112,10 @@ static void cmyk_to_rgb(const uint8_t *in, uint8_t *out, uint32_t n)
 }
 
 /* Reads rows [from, to) of the picture into the ring, whose row 0 is `from`. */
-static void read_rows(struct jpegdec *j, struct resize *r, uint32_t from, uint32_t to, bool cmyk)
+static void read_rows(struct jpegdec *j, struct resize *r, uint32_t from, uint32_t to)
 {
     struct jpeg_decompress_struct *c = &j->c;
+    bool cmyk = c->out_color_space == JCS_CMYK;
     JSAMPROW rows[RESIZE_ROWS];
     for (uint32_t y = from; y < to;) {
         uint32_t n = MIN(to - y, RESIZE_ROWS), got = 0;
@@ -167,50 +132,16 @@ static void read_rows(struct jpegdec *j, struct resize *r, uint32_t from, uint32
     }
 }
 
-/* Columns: the decoder cuts at blocks, one of which is kept beyond the crop on either side. */
-static void cut_columns(struct jpegdec *j, struct resize_input *in)
+/* Columns: the decoder cuts at blocks. */
+static void cut_columns(struct jpegdec *j, struct image_part *part)
 {
     struct jpeg_decompress_struct *c = &j->c;
-    uint32_t lo = (uint32_t)in->x, hi = MIN((uint32_t)ceil(in->x + in->box_w), c->output_width);
-    JDIMENSION x = lo > 2 ? lo - 2 : 0, w = MIN(hi + 2, c->output_width) - x;
-    if (x == 0 && w == c->output_width)
-        return;
-    jpeg_crop_scanline(c, &x, &w);
-    in->x -= x;
-    in->w = w;
-}
-
-static int decode(struct jpegdec *j, struct resize *r, const struct image_job *job, void *out, struct larder_error *err)
-{
-    struct jpeg_decompress_struct *c = &j->c;
-    struct resize_input in;
-    int rc = image_crop(job, c->image_width, c->image_height, &in, err);
-    if (rc)
-        return rc;
-    bool cmyk = c->jpeg_color_space == JCS_CMYK || c->jpeg_color_space == JCS_YCCK;
-    unsigned d = denominator(job, &in);
-    c->out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
-    c->scale_num = 1;
-    c->scale_denom = d;
-    c->dct_method = JDCT_ISLOW;
-    jpeg_start_decompress(c);
-    in = (struct resize_input){c->output_width, c->output_height, in.x / d, in.y / d, in.box_w / d, in.box_h / d};
-    in.box_w = MIN(in.box_w, in.w - in.x);
-    in.box_h = MIN(in.box_h, in.h - in.y);
-    uint32_t top = (uint32_t)in.y, bottom = MIN((uint32_t)ceil(in.y + in.box_h), in.h);
-    cut_columns(j, &in);
-    in.y -= top;
-    in.h = bottom - top;
-    if (cmyk && (size_t)c->output_width * 4 > j->cap_cmyk && GROW(j->cmyk, j->cap_cmyk, (size_t)c->output_width * 4, err))
-        return LARDER_ENOMEM;
-    if ((rc = resize_begin(r, &in, job, out, err)))
-        return rc;
-    if (top)
-        jpeg_skip_scanlines(c, top);
-    read_rows(j, r, top, bottom, cmyk);
-    if (j->ended)
-        return err_set(err, LARDER_ECORRUPT, "JPEG of %u x %u ends before line %u", c->image_width, c->image_height, bottom * d);
-    return LARDER_OK;
+    uint32_t full = c->output_width;
+    JDIMENSION x = part->x > 2 ? part->x - 2 : 0, w = MIN(part->x + part->w + 2, full) - x;
+    if (w < full)
+        jpeg_crop_scanline(c, &x, &w);
+    part->x = x;
+    part->w = w;
 }
 
 int jpegdec_open(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err)
@@ -227,17 +158,48 @@ int jpegdec_open(struct jpegdec *j, const void *data, size_t len, struct image_i
     jpeg_read_header(&j->c, TRUE);
     j->opened = true;
     if (info)
-        *info = (struct image_info){IMAGE_JPEG, j->c.image_width, j->c.image_height, exif_orientation(j)};
+        *info = (struct image_info){IMAGE_JPEG, j->c.image_width, j->c.image_height, orientation(j)};
     return LARDER_OK;
 }
 
-int jpegdec_render(struct jpegdec *j, struct resize *r, const struct image_job *job, void *out, struct larder_error *err)
+int jpegdec_begin(struct jpegdec *j, unsigned denominator, bool mask, const struct image_part *want, struct image_part *got,
+                  struct larder_error *err)
 {
+    struct jpeg_decompress_struct *c = &j->c;
     int rc = j->opened ? LARDER_OK : jpegdec_open(j, j->data, j->len, NULL, err);
     if (rc)
         return rc;
+    if (mask && c->num_components != 1)
+        return mask_refused("a JPEG in colour", err);
     j->opened = false; /* the header is used up */
     if (setjmp(j->fail))
         return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG: %.120s", j->why));
-    return give_up(j, decode(j, r, job, out, err));
+    bool cmyk = c->jpeg_color_space == JCS_CMYK || c->jpeg_color_space == JCS_YCCK;
+    c->out_color_space = mask ? JCS_GRAYSCALE : cmyk ? JCS_CMYK : JCS_RGB;
+    c->scale_num = 1;
+    c->scale_denom = denominator;
+    c->dct_method = JDCT_ISLOW;
+    jpeg_start_decompress(c);
+    j->part = *want;
+    j->part.bytes = mask ? 1 : 3;
+    cut_columns(j, &j->part);
+    size_t row = (size_t)c->output_width * 4;
+    if (cmyk && row > j->cap_cmyk && GROW(j->cmyk, j->cap_cmyk, row, err))
+        return give_up(j, LARDER_ENOMEM);
+    *got = j->part;
+    return LARDER_OK;
+}
+
+int jpegdec_rows(struct jpegdec *j, struct resize *r, struct larder_error *err)
+{
+    struct jpeg_decompress_struct *c = &j->c;
+    if (setjmp(j->fail))
+        return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG: %.120s", j->why));
+    if (j->part.y)
+        jpeg_skip_scanlines(c, j->part.y);
+    read_rows(j, r, j->part.y, j->part.y + j->part.h);
+    if (!j->ended)
+        return give_up(j, LARDER_OK);
+    return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG of %u x %u ends before line %u", c->image_width, c->image_height,
+                              (j->part.y + j->part.h) * c->scale_denom));
 }

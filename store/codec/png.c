@@ -25,6 +25,9 @@ struct pngdec {
     const uint8_t *data; size_t len, at;
     bool opened;               /* the header was read, and nothing behind it */
     uint8_t *pixels; size_t cap_pixels; /* a row, or all of an interlaced image */
+    struct image_part part;    /* being decoded */
+    bool deep;                 /* rows are 16-bit grey, high byte first */
+    bool whole;                /* interlaced */
     char why[120];
 };
 
@@ -80,6 +83,20 @@ static int damaged(struct pngdec *g, struct larder_error *err)
     return err_set(err, LARDER_ECORRUPT, "PNG: %s", g->why);
 }
 
+/* What the first eXIf chunk tells, wherever it lies. */
+static int orientation(const uint8_t *p, size_t len)
+{
+    for (size_t at = 8; at + 12 <= len;) {
+        uint32_t n = (uint32_t)p[at] << 24 | (uint32_t)p[at + 1] << 16 | (uint32_t)p[at + 2] << 8 | p[at + 3];
+        if (n > len - at - 12)
+            return 1;
+        if (!memcmp(p + at + 4, "eXIf", 4))
+            return exif_orientation(p + at + 8, n);
+        at += (size_t)n + 12;
+    }
+    return 1;
+}
+
 int pngdec_open(struct pngdec *g, const void *data, size_t len, struct image_info *info, struct larder_error *err)
 {
     close_image(g);
@@ -101,16 +118,17 @@ int pngdec_open(struct pngdec *g, const void *data, size_t len, struct image_inf
     png_read_info(g->p, g->info);
     g->opened = true;
     if (info)
-        *info = (struct image_info){IMAGE_PNG, png_get_image_width(g->p, g->info), png_get_image_height(g->p, g->info), 1};
+        *info = (struct image_info){IMAGE_PNG, png_get_image_width(g->p, g->info), png_get_image_height(g->p, g->info), orientation(data, len)};
     return LARDER_OK;
 }
 
-/* Asks libpng for RGB, or for 16-bit grey: true. */
-static bool set_up(struct pngdec *g)
+/* Asks libpng for RGB, or for 16-bit grey: g->deep. */
+static void set_up(struct pngdec *g)
 {
     int type = png_get_color_type(g->p, g->info), depth = png_get_bit_depth(g->p, g->info);
-    if (type == PNG_COLOR_TYPE_GRAY && depth == 16)
-        return true;
+    g->deep = type == PNG_COLOR_TYPE_GRAY && depth == 16;
+    if (g->deep)
+        return;
     if (depth == 16)
         png_set_strip_16(g->p);
     if (type == PNG_COLOR_TYPE_PALETTE)
@@ -120,58 +138,95 @@ static bool set_up(struct pngdec *g)
     if (type == PNG_COLOR_TYPE_GRAY || type == PNG_COLOR_TYPE_GRAY_ALPHA)
         png_set_gray_to_rgb(g->p);
     png_set_strip_alpha(g->p);
-    return false;
 }
 
-static void grey16_to_rgb(const uint8_t *in, uint8_t *out, uint32_t n)
+/* Asks for samples and indexes as they are, a byte or two each. */
+static int set_up_mask(struct pngdec *g, struct larder_error *err)
+{
+    int type = png_get_color_type(g->p, g->info), depth = png_get_bit_depth(g->p, g->info);
+    if (type & PNG_COLOR_MASK_COLOR && type != PNG_COLOR_TYPE_PALETTE)
+        return mask_refused("a PNG in colour", err);
+    g->deep = depth == 16;
+    png_set_packing(g->p);
+    png_set_strip_alpha(g->p);
+    return LARDER_OK;
+}
+
+static void deep_to_rgb(const uint8_t *in, uint8_t *out, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++, out += 3)
         memset(out, in[2 * i] ? 255 : in[2 * i + 1], 3);
 }
 
-static int decode(struct pngdec *g, struct resize *r, const struct image_job *job, void *out, struct larder_error *err)
+static void deep_to_u16(const uint8_t *in, uint8_t *out, uint32_t n)
 {
-    uint32_t w = png_get_image_width(g->p, g->info), h = png_get_image_height(g->p, g->info);
-    struct resize_input in;
-    int rc = image_crop(job, w, h, &in, err);
-    if (rc)
-        return rc;
-    uint32_t left = (uint32_t)in.x, top = (uint32_t)in.y, rows = (uint32_t)in.box_h;
-    in = (struct resize_input){(uint32_t)in.box_w, rows, 0, 0, in.box_w, in.box_h};
-    bool grey16 = set_up(g), whole = png_set_interlace_handling(g->p) > 1;
-    png_read_update_info(g->p, g->info);
-    size_t row = png_get_rowbytes(g->p, g->info), need = whole ? row * h : row;
-    if (row != (size_t)w * (grey16 ? 2 : 3))
-        return err_set(err, LARDER_ECORRUPT, "PNG: rows of %zu bytes for %u pixels", row, w);
-    if ((need > g->cap_pixels && GROW(g->pixels, g->cap_pixels, need, err)) || (rc = resize_begin(r, &in, job, out, err)))
-        return rc ? rc : LARDER_ENOMEM;
-    if (whole) /* each pass fills in more of all rows */
-        for (int passes = png_set_interlace_handling(g->p), i = 0; i < passes; i++)
-            for (uint32_t y = 0; y < h; y++)
-                png_read_row(g->p, g->pixels + y * row, NULL);
-    for (uint32_t y = 0; y < top + rows; y++) {
-        const uint8_t *from = g->pixels + (whole ? y * row : 0);
-        if (!whole)
-            png_read_row(g->p, g->pixels, NULL);
-        if (y < top)
-            continue;
-        if (grey16)
-            grey16_to_rgb(from + (size_t)left * 2, resize_row(r, y - top), in.w);
-        else
-            memcpy(resize_row(r, y - top), from + (size_t)left * 3, (size_t)in.w * 3);
-        resize_feed(r, y - top + 1);
-    }
-    return LARDER_OK;
+    for (uint32_t i = 0; i < n; i++, out += 2)
+        put_u16(out, (uint16_t)(in[2 * i] << 8 | in[2 * i + 1]));
 }
 
-int pngdec_render(struct pngdec *g, struct resize *r, const struct image_job *job, void *out, struct larder_error *err)
+/* from: a row of the image, as libpng delivers it. */
+static void give_row(const struct pngdec *g, const uint8_t *from, uint8_t *out)
+{
+    uint32_t x = g->part.x, w = g->part.w;
+    if (!g->deep)
+        memcpy(out, from + (size_t)x * g->part.bytes, (size_t)w * g->part.bytes);
+    else if (g->part.bytes == 2)
+        deep_to_u16(from + (size_t)x * 2, out, w);
+    else
+        deep_to_rgb(from + (size_t)x * 2, out, w);
+}
+
+static int prepare(struct pngdec *g, bool mask, struct larder_error *err)
+{
+    uint32_t w = png_get_image_width(g->p, g->info), h = png_get_image_height(g->p, g->info);
+    int rc = LARDER_OK;
+    if (mask)
+        rc = set_up_mask(g, err);
+    else
+        set_up(g);
+    if (rc)
+        return rc;
+    g->whole = png_set_interlace_handling(g->p) > 1;
+    png_read_update_info(g->p, g->info);
+    g->part.bytes = !mask ? 3 : g->deep ? 2 : 1;
+    size_t row = png_get_rowbytes(g->p, g->info), need = g->whole ? row * h : row;
+    if (row != (size_t)w * (g->deep ? 2 : g->part.bytes))
+        return err_set(err, LARDER_ECORRUPT, "PNG: rows of %zu bytes for %u pixels", row, w);
+    return need > g->cap_pixels ? GROW(g->pixels, g->cap_pixels, need, err) : LARDER_OK;
+}
+
+int pngdec_begin(struct pngdec *g, bool mask, const struct image_part *want, struct image_part *got, struct larder_error *err)
 {
     int rc = g->opened ? LARDER_OK : pngdec_open(g, g->data, g->len, NULL, err);
     if (rc)
         return rc;
     if (setjmp(png_jmpbuf(g->p)))
         return damaged(g, err);
-    rc = decode(g, r, job, out, err);
-    close_image(g);
+    g->part = *want;
+    rc = prepare(g, mask, err);
+    if (rc)
+        close_image(g);
+    *got = g->part;
     return rc;
+}
+
+int pngdec_rows(struct pngdec *g, struct resize *r, struct larder_error *err)
+{
+    size_t row = png_get_rowbytes(g->p, g->info), h = png_get_image_height(g->p, g->info);
+    if (setjmp(png_jmpbuf(g->p)))
+        return damaged(g, err);
+    if (g->whole) /* each pass fills in more of all rows */
+        for (int passes = png_set_interlace_handling(g->p), i = 0; i < passes; i++)
+            for (size_t y = 0; y < h; y++)
+                png_read_row(g->p, g->pixels + y * row, NULL);
+    for (uint32_t y = 0; y < g->part.y + g->part.h; y++) {
+        if (!g->whole)
+            png_read_row(g->p, g->pixels, NULL);
+        if (y < g->part.y)
+            continue;
+        give_row(g, g->pixels + (g->whole ? y * row : 0), resize_row(r, y - g->part.y));
+        resize_feed(r, y - g->part.y + 1);
+    }
+    close_image(g);
+    return LARDER_OK;
 }

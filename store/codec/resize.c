@@ -31,16 +31,31 @@
 #define TAPS_STEP 4u       /* horizontal taps a step */
 #define SIDE_MAX (1u << 20)
 
-/* One direction: output i is the sum of coef[i * taps + k] * input[start[i] + k]. */
-struct axis { uint32_t *start; uint16_t *n; int16_t *coef; uint32_t taps; size_t cap_start, cap_n, cap_coef; };
+/* One direction: output i is the sum of coef[i * taps + k] * input[start[i] + k], k < n[i]. */
+struct axis { uint32_t *start, *n; int16_t *coef; uint32_t taps; size_t cap_start, cap_n, cap_coef; };
+
+/* What a direction is planned from. Inputs are counted along the turned image: mirrored, they are stored the other way round. */
+struct side {
+    uint32_t full;             /* inputs that the image has */
+    uint32_t off, n;           /* those that come in, as stored */
+    double from, len;          /* the box, turned */
+    uint32_t size;             /* outputs */
+    bool mirror;
+};
 
 struct resize {
     struct axis v, h;
     struct resize_input in;
-    uint32_t width, height;    /* of the result */
-    uint32_t next;             /* output row */
+    uint32_t width, height;    /* of what the passes make */
+    uint32_t out_width, out_height; /* of the result: the other way round when turned */
+    bool swap, backwards;      /* rows go into columns; the last one first */
+    uint32_t next;             /* row to make */
     bool rows_first;           /* the horizontal pass comes first */
+    bool clip_middle;          /* what lies between the passes is cut to whole levels */
+    bool nearest;              /* pixels are copied */
     uint32_t arrived;          /* rows that went through it */
+    const uint8_t *pixels; size_t pixels_stride; /* input rows below tail_from that lie in memory; NULL: in the ring */
+    uint32_t tail_from;        /* of this and later rows there are copies in the ring */
     uint8_t *ring;             /* rows y % ring_rows, at ring + that * stride */
     uint32_t ring_rows;
     size_t stride, cap_ring;
@@ -100,41 +115,100 @@ static int axis_room(struct axis *a, uint32_t size, uint32_t taps, struct larder
     return LARDER_OK;
 }
 
-/* Weights from [from, from + len) of `in` inputs to `size` outputs. step: taps are a multiple of it. */
-static int axis_plan(struct axis *a, uint32_t in, double from, double len, uint32_t size, const struct image_job *job, uint32_t step,
-                     int32_t one, bool mirror, struct larder_error *err)
+/* Inputs [*low, *high) of the turned image that may be looked at: those that came in, and of these the box's. */
+static void bounds(const struct side *s, bool beyond, uint32_t *low, uint32_t *high)
 {
-    const uint32_t low = (uint32_t)from, high = MIN(in, (uint32_t)ceil(from + len)); /* nothing beyond the box is looked at */
-    double scale = len / size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale;
-    double support = (job->filter == IMAGE_BICUBIC ? 2.0 : 1.0) * stretch;
-    uint32_t most = job->filter == IMAGE_NEAREST ? 1 : MIN((uint32_t)ceil(support) * 2 + 1, high - low);
+    uint32_t begin = s->mirror ? s->full - s->off - s->n : s->off, end = begin + s->n;
+    *low = beyond ? begin : MAX(begin, (uint32_t)s->from);
+    *high = beyond ? end : MIN(end, (uint32_t)ceil(s->from + s->len));
+    *low = MIN(*low, end - 1);
+    *high = MAX(*high, *low + 1);
+}
+
+static double filter_support(const struct image_job *job, double scale)
+{
+    return (job->filter == IMAGE_BICUBIC ? 2.0 : 1.0) * (job->no_antialias || scale < 1.0 ? 1.0 : scale);
+}
+
+/* Slot i's run: inputs [first, first + n) of the turned image, with weights w or 1. */
+static void axis_set(struct axis *a, const struct side *s, uint32_t slot, uint32_t first, uint32_t n)
+{
+    a->start[slot] = (s->mirror ? s->full - first - n : first) - s->off;
+    a->n[slot] = n;
+}
+
+/* As PIL: positions add up, for the sake of ties. Of a cut from a scaled image they begin at that image's edge. */
+static int plan_nearest(struct axis *a, const struct side *s, bool beyond, bool reverse, struct larder_error *err)
+{
+    double scale = s->len / s->size, whole = s->full / scale;
+    uint32_t low, high, skip = 0, base = (uint32_t)s->from;
+    bounds(s, beyond, &low, &high);
+    if (beyond && whole < 1 << 24) {
+        scale = s->full / rint(whole);
+        skip = (uint32_t)lrint(s->from / scale);
+        base = 0;
+    }
+    double walked = 0.5 * scale;
+    for (uint32_t i = 0; i < skip; i++)
+        walked += scale;
+    int rc = axis_room(a, s->size, 1, err);
+    for (uint32_t i = 0; !rc && i < s->size; i++, walked += scale)
+        axis_set(a, s, reverse ? s->size - 1 - i : i, MIN(MAX(base + (uint32_t)walked, low), high - 1), 1);
+    return rc;
+}
+
+/* step: taps are a multiple of it. one: the sum of weights. reverse: outputs go into slots the other way round. */
+static int axis_plan(struct axis *a, const struct side *s, const struct image_job *job, uint32_t step, int32_t one, bool reverse,
+                     struct larder_error *err)
+{
+    double scale = s->len / s->size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale, support = filter_support(job, scale);
+    uint32_t low, high;
+    bounds(s, job->beyond, &low, &high);
+    uint32_t most = (uint32_t)MIN(ceil(support) * 2 + 1, (double)(high - low));
     AUTO_FREE double *w = malloc(((size_t)most + 1) * sizeof(*w));
     if (!w)
         return err_nomem(err, most * sizeof(*w), "weights of a filter");
-    double walked = 0.5 * scale; /* NEAREST: PIL adds up, and so do we, for the sake of ties */
-    int rc = axis_room(a, size, (uint32_t)round_up(most, step), err);
-    for (uint32_t i = 0; !rc && i < size; i++, walked += scale) {
-        double center = from + (i + 0.5) * scale, sum = 0;
-        uint32_t at = mirror ? size - 1 - i : i, n = 1, first;
-        w[0] = 1.0;
-        if (job->filter == IMAGE_NEAREST) {
-            first = MIN(low + (uint32_t)walked, high - 1);
-        } else {
-            double lo = center - support + 0.5, hi = center + support + 0.5;
-            first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
-            n = MIN(MAX(hi < high ? (uint32_t)hi : high, first + 1) - first, most);
-            for (uint32_t k = 0; k < n; k++) {
-                double x = (k + first - center + 0.5) / stretch;
-                sum += w[k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
-            }
-            for (uint32_t k = 0; k < n; k++)
-                w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+    int rc = axis_room(a, s->size, (uint32_t)round_up(most, step), err);
+    for (uint32_t i = 0; !rc && i < s->size; i++) {
+        double center = s->from + (i + 0.5) * scale, sum = 0, lo = center - support + 0.5, hi = center + support + 0.5;
+        uint32_t slot = reverse ? s->size - 1 - i : i;
+        uint32_t first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
+        uint32_t n = MIN(MAX(hi < high ? (uint32_t)hi : high, first + 1) - first, most);
+        for (uint32_t k = 0; k < n; k++) {
+            double x = (k + first - center + 0.5) / stretch;
+            sum += w[s->mirror ? n - 1 - k : k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
         }
-        a->start[at] = first;
-        a->n[at] = (uint16_t)n;
-        quantise(w, n, one, a->coef + (size_t)at * a->taps);
+        for (uint32_t k = 0; k < n; k++)
+            w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+        axis_set(a, s, slot, first, n);
+        quantise(w, n, one, a->coef + (size_t)slot * a->taps);
     }
     return rc;
+}
+
+/* The columns and the rows as they are stored. */
+static void sides_of(const struct resize_input *in, const struct image_job *job, struct side *columns, struct side *rows)
+{
+    int o = job->orientation;
+    struct side x = {0, 0, 0, in->x, in->box_w, job->width, turn_mirrors_x(o)}, y = {0, 0, 0, in->y, in->box_h, job->height, turn_mirrors_y(o)};
+    *columns = turn_swaps(o) ? y : x;
+    *rows = turn_swaps(o) ? x : y;
+    columns->full = in->full_w;
+    rows->full = in->full_h;
+    columns->off = in->part.x;
+    columns->n = in->part.w;
+    rows->off = in->part.y;
+    rows->n = in->part.h;
+}
+
+static void side_need(const struct side *s, const struct image_job *job, uint32_t *off, uint32_t *n)
+{
+    double reach = job->beyond ? filter_support(job, s->len / s->size) + 1 : 0;
+    uint32_t from = (uint32_t)MAX(s->from - reach, 0), to = (uint32_t)MIN(ceil(s->from + s->len + reach), (double)s->full);
+    from = MIN(from, s->full - 1);
+    to = MAX(to, from + 1);
+    *off = s->mirror ? s->full - to : from;
+    *n = to - from;
 }
 
 /* ---- pixels of the wanted type ---- */
@@ -165,9 +239,16 @@ static uint16_t bfloat_of(float f)
     return (uint16_t)((x + 0x7fff + (x >> 16 & 1)) >> 16);
 }
 
+/* The pixel of the result at which row y begins. */
+static size_t place_of(const struct resize *r, uint32_t y)
+{
+    size_t row = r->backwards ? r->height - 1 - y : y;
+    return r->swap ? row : row * r->out_width;
+}
+
 static void lut_fill(struct resize *r, const struct image_job *job)
 {
-    for (int c = 0; c < 3 && job->dtype != IMAGE_U8; c++)
+    for (int c = 0; c < 3 && job->dtype != IMAGE_U8 && !job->mask; c++)
         for (int i = 0; i < 256; i++) {
             float v = (float)i / 255.0f;
             if (job->mean)
@@ -179,12 +260,12 @@ static void lut_fill(struct resize *r, const struct image_job *job)
         }
 }
 
-/* One row of u8 RGB into its place in the result. */
+/* Row y of u8 RGB into its place in the result. */
 static void store_row(const struct resize *r, uint32_t y, const uint8_t *line)
 {
-    size_t w = r->width, plane = w * r->height, step = r->planar ? 1 : 3, hop = r->planar ? plane : 1;
-    size_t at = r->planar ? y * w : y * w * 3;
-    for (size_t c = 0; c < 3; c++, at += hop) {
+    size_t w = r->width, plane = (size_t)r->out_width * r->out_height, pixel = r->planar ? 1 : 3;
+    size_t at = place_of(r, y) * pixel, step = (r->swap ? r->out_width : 1) * pixel;
+    for (size_t c = 0; c < 3; c++, at += r->planar ? plane : 1) {
         const uint8_t *in = line + c;
         if (r->dtype == IMAGE_U8) {
             for (size_t x = 0; x < w; x++)
@@ -201,10 +282,25 @@ static void store_row(const struct resize *r, uint32_t y, const uint8_t *line)
     }
 }
 
+/* Row y of a mask: in is a row as it came. */
+static void store_mask_row(const struct resize *r, uint32_t y, const uint8_t *in)
+{
+    size_t at = place_of(r, y), step = r->swap ? r->out_width : 1;
+    uint16_t *wide = (uint16_t *)(void *)r->out;
+    const uint32_t *start = r->h.start;
+    for (size_t x = 0; x < r->width; x++, at += step) {
+        if (r->dtype == IMAGE_U8)
+            r->out[at] = in[start[x]];
+        else
+            wide[at] = r->in.part.bytes == 2 ? get_u16(in + (size_t)start[x] * 2) : in[start[x]];
+    }
+}
+
 /* ---- the two passes ---- */
 
 #define ROW_SHIFT 7
 
+static uint8_t clip(int32_t v) { return (uint8_t)MIN(MAX(v, 0), 255); }
 static inline int16_t saturate(int32_t v) { return (int16_t)MIN(MAX(v, INT16_MIN), INT16_MAX); }
 static inline int16_t mulhrs(int16_t a, int16_t b) { return (int16_t)((a * b + 0x4000) >> 15); }
 
@@ -217,8 +313,6 @@ static void vertical_plain(const uint8_t *const *rows, const int16_t *coef, uint
         out[i] = sum;
     }
 }
-
-static uint8_t clip(int32_t v) { return (uint8_t)MIN(MAX(v, 0), 255); }
 
 static void horizontal_plain(const struct resize *r, const int16_t *in, uint8_t *out)
 {
@@ -319,32 +413,62 @@ static void horizontal(const struct resize *r, uint8_t *out)
 
 static uint8_t *second_row(const struct resize *r, uint32_t y) { return r->second + (y % r->ring_rows) * r->second_stride; }
 
+static const uint8_t *input_row(struct resize *r, uint32_t y)
+{
+    return r->pixels && y < r->tail_from ? r->pixels + y * r->pixels_stride : resize_row(r, y);
+}
+
 /* Input row y goes through the horizontal pass. */
 static void widen_row(struct resize *r, uint32_t y)
 {
-    const uint8_t *in = resize_row(r, y);
-    size_t len = (size_t)r->in.w * 3;
+    const uint8_t *in = input_row(r, y);
+    size_t len = (size_t)r->in.part.w * 3;
     for (size_t i = 0; i < len; i++)
         r->middle[i] = (int16_t)(in[i] << ROW_SHIFT);
     horizontal(r, second_row(r, y));
 }
 
+/* From Q6, which the vertical pass makes of Q14 weights, to Q7 of whole levels. */
+static void clip_middle(struct resize *r)
+{
+    for (size_t i = 0; i < (size_t)r->in.part.w * 3; i++)
+        r->middle[i] = (int16_t)(clip((r->middle[i] + 32) >> 6) << ROW_SHIFT);
+}
+
+static void pick_row(struct resize *r, uint32_t y, uint8_t *line)
+{
+    const uint8_t *in = input_row(r, r->v.start[y]);
+    for (uint32_t x = 0; x < r->width; x++)
+        memcpy(line + (size_t)x * 3, in + (size_t)r->h.start[x] * 3, 3);
+}
+
+/* Vectors write up to PAD_PIXELS beyond a row: only into rows that are still to come. */
+static bool fits_in_place(const struct resize *r, uint32_t y)
+{
+    return !r->rows_first && !r->backwards && y + 1 < r->height && (size_t)r->width * 3 >= 16;
+}
+
 static void make_row(struct resize *r, uint32_t y)
 {
     size_t row = (size_t)r->width * 3;
-    /* Vectors write up to PAD_PIXELS beyond a row: not beyond the last one. */
-    bool packed = r->dtype == IMAGE_U8 && !r->planar, in_place = packed && !r->rows_first && y + 1 < r->height && row >= 16;
+    bool packed = r->dtype == IMAGE_U8 && !r->planar && !r->swap, in_place = packed && fits_in_place(r, y);
     uint8_t *line = in_place ? r->out + y * row : r->line;
-    for (uint32_t k = 0; k < r->v.n[y]; k++)
-        r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : resize_row(r, r->v.start[y] + k);
-    vertical(r, y, r->rows_first ? row : (size_t)r->in.w * 3);
-    if (r->rows_first)
-        for (size_t i = 0; i < row; i++)
-            line[i] = clip((r->middle[i] + 32) >> 6);
-    else
-        horizontal(r, line);
+    if (r->nearest) {
+        pick_row(r, y, line);
+    } else {
+        for (uint32_t k = 0; k < r->v.n[y]; k++)
+            r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : input_row(r, r->v.start[y] + k);
+        vertical(r, y, r->rows_first ? row : (size_t)r->in.part.w * 3);
+        if (r->clip_middle)
+            clip_middle(r);
+        if (r->rows_first)
+            for (size_t i = 0; i < row; i++)
+                line[i] = clip((r->middle[i] + 32) >> 6);
+        else
+            horizontal(r, line);
+    }
     if (packed && !in_place)
-        memcpy(r->out + y * row, line, row);
+        memcpy(r->out + place_of(r, y) * 3, line, row);
     else if (!packed)
         store_row(r, y, line);
 }
@@ -392,36 +516,77 @@ static int room(void **p, size_t *cap, size_t want, struct larder_error *err)
     return LARDER_OK;
 }
 
+void resize_need(const struct resize_input *in, const struct image_job *job, struct image_part *need)
+{
+    struct side columns, rows;
+    sides_of(in, job, &columns, &rows);
+    *need = (struct image_part){0};
+    side_need(&columns, job, &need->x, &need->w);
+    side_need(&rows, job, &need->y, &need->h);
+}
+
+static int plan_axes(struct resize *r, const struct image_job *job, struct larder_error *err)
+{
+    struct side columns, rows;
+    sides_of(&r->in, job, &columns, &rows);
+    r->width = columns.size;
+    r->height = rows.size;
+    bool flip_rows = job->flip && r->swap, flip_columns = job->flip && !r->swap, fine = r->rows_first || r->clip_middle;
+    r->backwards = rows.mirror != flip_rows;
+    int rc = r->nearest ? plan_nearest(&r->v, &rows, job->beyond, rows.mirror, err)
+                        : axis_plan(&r->v, &rows, job, 1, 1 << (fine ? 14 : 15), rows.mirror, err);
+    if (rc)
+        return rc;
+    return r->nearest ? plan_nearest(&r->h, &columns, job->beyond, flip_columns, err)
+                      : axis_plan(&r->h, &columns, job, TAPS_STEP, 1 << 14, flip_columns, err);
+}
+
+/* The ring for `rows` rows of the part. */
+static int ring_room(struct resize *r, uint32_t rows, struct larder_error *err)
+{
+    /* 16 bytes off a multiple of 32: libjpeg-turbo stores aligned rows past the cache, from which they are read next. */
+    r->stride = round_up(((size_t)r->in.part.w + PAD_PIXELS) * 3, 32) + 16;
+    r->ring_rows = MAX(rows, 1u);
+    return room((void **)&r->ring, &r->cap_ring, r->ring_rows * r->stride + 64, err);
+}
+
 int resize_begin(struct resize *r, const struct resize_input *in, const struct image_job *job, void *out, struct larder_error *err)
 {
     if (!job->width || !job->height || job->width > SIDE_MAX || job->height > SIDE_MAX)
         return err_set(err, LARDER_EINVAL, "a result of %u x %u pixels", job->width, job->height);
     r->in = *in;
-    r->width = job->width;
-    r->height = job->height;
-    r->next = 0;
-    r->arrived = 0;
-    r->rows_first = job->filter == IMAGE_BICUBIC;
+    r->out_width = job->width;
+    r->out_height = job->height;
+    r->swap = turn_swaps(job->orientation);
+    r->next = r->arrived = 0;
+    r->pixels = NULL;
+    r->nearest = job->mask || job->filter == IMAGE_NEAREST;
+    r->rows_first = !r->nearest && job->filter == IMAGE_BICUBIC && !r->swap;
+    r->clip_middle = !r->nearest && job->filter == IMAGE_BICUBIC && r->swap;
     r->out = out;
     r->dtype = job->dtype;
     r->planar = job->planar;
     lut_fill(r, job);
-    int rc = axis_plan(&r->v, in->h, in->y, in->box_h, job->height, job, 1, 1 << (r->rows_first ? 14 : 15), false, err);
-    if (!rc)
-        rc = axis_plan(&r->h, in->w, in->x, in->box_w, job->width, job, TAPS_STEP, 1 << 14, job->flip, err);
+    int rc = plan_axes(r, job, err);
     if (rc)
         return rc;
-    /* 16 bytes off a multiple of 32: libjpeg-turbo stores aligned rows past the cache, from which they are read next. */
-    r->stride = round_up(((size_t)in->w + PAD_PIXELS) * 3, 32) + 16;
-    r->ring_rows = MIN(r->v.taps + RESIZE_ROWS, MAX(in->h, 1u));
-    size_t middle = (round_up((size_t)MAX(in->w, job->width) * 3, 32) + (PAD_PIXELS + r->h.taps) * 3) * sizeof(int16_t);
-    r->second_stride = round_up(((size_t)job->width + PAD_PIXELS) * 3, 32);
-    if ((rc = room((void **)&r->ring, &r->cap_ring, r->ring_rows * r->stride + 64, err)) ||
+    size_t middle = (round_up((size_t)MAX(in->part.w, r->width) * 3, 32) + (PAD_PIXELS + r->h.taps) * 3) * sizeof(int16_t);
+    r->second_stride = round_up(((size_t)r->width + PAD_PIXELS) * 3, 32);
+    if ((rc = ring_room(r, MIN(r->v.taps + RESIZE_ROWS, in->part.h), err)) ||
         (rc = r->rows_first ? room((void **)&r->second, &r->cap_second, r->ring_rows * r->second_stride, err) : LARDER_OK) ||
         (rc = room((void **)&r->middle, &r->cap_middle, middle, err)) ||
-        (rc = room((void **)&r->line, &r->cap_line, ((size_t)job->width + PAD_PIXELS) * 3, err)))
+        (rc = room((void **)&r->line, &r->cap_line, ((size_t)r->width + PAD_PIXELS) * 3, err)))
         return rc;
     return room((void **)&r->run, &r->cap_run, r->v.taps * sizeof(*r->run), err);
+}
+
+int resize_keep(struct resize *r, const struct image_part *part, struct larder_error *err)
+{
+    r->in.part = *part;
+    r->height = r->next = r->arrived = 0;
+    r->rows_first = false;
+    r->pixels = NULL;
+    return ring_room(r, part->h, err);
 }
 
 uint8_t *resize_row(struct resize *r, uint32_t y)
@@ -434,8 +599,41 @@ void resize_feed(struct resize *r, uint32_t rows)
 {
     for (; r->rows_first && r->arrived < rows; r->arrived++)
         widen_row(r, r->arrived);
-    for (; r->next < r->height && r->v.start[r->next] + r->v.n[r->next] <= rows; r->next++)
-        make_row(r, r->next);
+    for (; r->next < r->height && r->v.start[r->next] + r->v.n[r->next] <= rows; r->next++) {
+        if (r->in.part.bytes == 3)
+            make_row(r, r->next);
+        else
+            store_mask_row(r, r->next, input_row(r, r->v.start[r->next]));
+    }
+}
+
+/* Vectors read beyond a row: of the last ones, behind which there may be no memory, copies are used. */
+int resize_from(struct resize *r, const uint8_t *pixels, size_t stride, struct larder_error *err)
+{
+    const struct image_part *part = &r->in.part;
+    size_t row = (size_t)part->w * 3, beyond = PAD_PIXELS * 3, tail = MIN(beyond / stride + 1, part->h);
+    r->pixels = pixels;
+    r->pixels_stride = stride;
+    r->tail_from = part->h - (uint32_t)tail;
+    if (!r->height) /* kept */
+        return LARDER_OK;
+    if (r->ring_rows < tail) {
+        int rc = ring_room(r, (uint32_t)tail, err);
+        if (rc)
+            return rc;
+    }
+    for (uint32_t y = r->tail_from; y < part->h; y++)
+        memcpy(resize_row(r, y), pixels + y * stride, row);
+    for (uint32_t y = 0; y < part->h; y += RESIZE_ROWS)
+        resize_feed(r, MIN(y + RESIZE_ROWS, part->h));
+    return LARDER_OK;
+}
+
+int resize_from_kept(struct resize *r, const struct resize *kept, struct larder_error *err)
+{
+    if (kept->pixels)
+        return resize_from(r, kept->pixels, kept->pixels_stride, err);
+    return resize_from(r, (uint8_t *)round_up((uintptr_t)kept->ring, 32) + 16, kept->stride, err);
 }
 
 void resize_plain(struct resize *r, bool plain) { r->plain = plain; }

@@ -32,7 +32,7 @@ int main(void)
         struct image_job j = {0};
         int flip, exact;
         size_t len = 0;
-        if (sscanf(line, "%4095s %u %u %u %u %u %u %d %d %d", path, &j.x, &j.y, &j.w, &j.h, &j.width, &j.height, &j.filter, &flip, &exact) != 10)
+        if (sscanf(line, "%4095s %lf %lf %lf %lf %u %u %d %d %d", path, &j.x, &j.y, &j.w, &j.h, &j.width, &j.height, &j.filter, &flip, &exact) != 10)
             return 2;
         j.flip = flip;
         j.exact = exact;

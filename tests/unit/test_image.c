@@ -47,11 +47,12 @@ static void resample(const uint8_t *in, uint32_t n, size_t hop, uint8_t *out, ui
 
 static uint8_t *reference(const uint8_t *rgb, uint32_t w, const struct image_job *j)
 {
-    uint8_t *rows = malloc((size_t)j->width * j->h * 3), *out = malloc((size_t)j->width * j->height * 3);
-    for (uint32_t y = 0; y < j->h; y++)
-        resample(rgb + ((size_t)(j->y + y) * w + j->x) * 3, j->w, 3, rows + (size_t)y * j->width * 3, j->width, 3, j);
+    uint32_t cx = (uint32_t)j->x, cy = (uint32_t)j->y, cw = (uint32_t)j->w, ch = (uint32_t)j->h;
+    uint8_t *rows = malloc((size_t)j->width * ch * 3), *out = malloc((size_t)j->width * j->height * 3);
+    for (uint32_t y = 0; y < ch; y++)
+        resample(rgb + ((size_t)(cy + y) * w + cx) * 3, cw, 3, rows + (size_t)y * j->width * 3, j->width, 3, j);
     for (uint32_t x = 0; x < j->width; x++)
-        resample(rows + x * 3, j->h, (size_t)j->width * 3, out + x * 3, j->height, (size_t)j->width * 3, j);
+        resample(rows + x * 3, ch, (size_t)j->width * 3, out + x * 3, j->height, (size_t)j->width * 3, j);
     for (uint32_t y = 0; j->flip && y < j->height; y++)
         for (uint32_t x = 0; x < j->width / 2; x++)
             for (int c = 0; c < 3; c++) {
@@ -75,12 +76,13 @@ static void check_crops(const void *data, size_t len, const uint8_t *rgb, uint32
     CHECK_EQ(info.height, h);
     for (int i = 0; i < 24; i++) {
         struct image_job j = {.exact = true, .filter = i % 3, .flip = i & 4, .no_antialias = i % 7 == 5};
-        j.w = 1 + (uint32_t)rng_below(&seed, w);
-        j.h = 1 + (uint32_t)rng_below(&seed, h);
-        j.x = (uint32_t)rng_below(&seed, w - j.w + 1);
-        j.y = (uint32_t)rng_below(&seed, h - j.h + 1);
-        j.width = i == 1 ? j.w : 1 + (uint32_t)rng_below(&seed, 120);
-        j.height = i == 1 ? j.h : 1 + (uint32_t)rng_below(&seed, 120);
+        uint32_t cw = 1 + (uint32_t)rng_below(&seed, w), ch = 1 + (uint32_t)rng_below(&seed, h);
+        j.w = cw;
+        j.h = ch;
+        j.x = (double)rng_below(&seed, w - cw + 1);
+        j.y = (double)rng_below(&seed, h - ch + 1);
+        j.width = i == 1 ? cw : 1 + (uint32_t)rng_below(&seed, 120);
+        j.height = i == 1 ? ch : 1 + (uint32_t)rng_below(&seed, 120);
         size_t n = image_job_bytes(&j);
         uint8_t *out = malloc(n), *want = reference(rgb, w, &j);
         REQUIRE_OK(image_render(d, &j, out, &err), &err);
@@ -90,7 +92,7 @@ static void check_crops(const void *data, size_t len, const uint8_t *rgb, uint32
             sum += diff;
             most = MAX(most, diff);
         }
-        test_check(j.filter == IMAGE_NEAREST ? most == 0 : most <= 2 && sum * 10 <= n * 3, __FILE__, __LINE__, "crop %ux%u+%u+%u to %ux%u filter %d: mean %.3f most %" PRIu64, j.w, j.h, j.x, j.y, j.width,
+        test_check(j.filter == IMAGE_NEAREST ? most == 0 : most <= 2 && sum * 10 <= n * 3, __FILE__, __LINE__, "crop %gx%g+%g+%g to %ux%u filter %d: mean %.3f most %" PRIu64, j.w, j.h, j.x, j.y, j.width,
                       j.height, j.filter, (double)sum / (double)n, most);
         free(out);
         free(want);
@@ -135,8 +137,8 @@ TEST(jpeg_whole_is_the_full_decode)
     for (uint32_t x = 0; x < 40; x++) {
         j = (struct image_job){x, x / 2, W - 2 * x, H - x, W - 2 * x, H - x, .exact = true};
         CHECK_OK(image_render(d, &j, out, &err), &err);
-        for (uint32_t y = 0; y < j.h; y++)
-            CHECK_MEM(out + (size_t)y * j.w * 3, rgb + ((size_t)(y + j.y) * W + x) * 3, j.w * 3);
+        for (uint32_t y = 0; y < j.height; y++)
+            CHECK_MEM(out + (size_t)y * j.width * 3, rgb + ((size_t)(y + x / 2) * W + x) * 3, j.width * 3);
     }
     image_decoder_free(d);
     free(p);
@@ -234,7 +236,7 @@ TEST(resizer_alone)
     resize_plain(b, true);
     for (int i = 0; i < 60; i++) {
         uint32_t w = 1 + (uint32_t)rng_below(&seed, 90), h = 1 + (uint32_t)rng_below(&seed, 90);
-        struct resize_input in = {w, h, 0, 0, w, h};
+        struct resize_input in = {w, h, 0, 0, w, h, {0, 0, w, h, 3}};
         struct image_job j = {.width = 1 + (uint32_t)rng_below(&seed, 90), .height = 1 + (uint32_t)rng_below(&seed, 90), .filter = i % 3};
         size_t n = image_job_bytes(&j);
         uint8_t *p = make_pixels(w, h, 3, (uint64_t)i), *x = malloc(n), *y = malloc(n);
