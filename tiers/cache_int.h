@@ -155,6 +155,7 @@ bool nvme_coming(const struct nvme *n, uint32_t space, uint64_t ordinal);
 void nvme_wait(struct nvme *n, uint32_t space, uint64_t ordinal, unsigned timeout_ms, struct waker *w); /* w: as dram_wait */
 void nvme_flush(struct nvme *n);                  /* waits until all that this handle admitted before is written, or given up */
 bool nvme_flush_until(struct nvme *n, uint64_t deadline_ns); /* of now_ns(); false: not all is written yet */
+bool nvme_room_until(struct nvme *n, uint64_t deadline_ns);  /* waits until a part of the write buffer is free; false: none is */
 bool nvme_direct(const struct nvme *n);
 enum replacement nvme_replacement(const struct nvme *n); /* as who opened it first chose it */
 struct nvme_stats { uint64_t budget, used, entries, admissions, refusals, evictions, healed, recovered, bookkeeping; const char *warning; };

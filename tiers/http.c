@@ -838,6 +838,7 @@ static int loop_open(struct http *h, struct http_loop *l, struct larder_error *e
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc != 0)
         return err_sys(err, rc == ENOMEM ? LARDER_ENOMEM : LARDER_EIO, rc, "an HTTP loop's thread");
+    pthread_setname_np(l->thread, "larder-http");
     l->running = true;
     return LARDER_OK;
 }

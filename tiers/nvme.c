@@ -160,6 +160,8 @@ static int init_locks(struct nvme *n, struct larder_error *err)
         rc = pthread_cond_init(&n->work, &attr);
     if (!rc)
         rc = pthread_cond_init(&n->written, NULL);
+    if (!rc)
+        rc = pthread_cond_init(&n->room, NULL);
     pthread_condattr_destroy(&attr);
     return rc ? err_sys(err, LARDER_ENOMEM, rc, "a lock") : LARDER_OK;
 }

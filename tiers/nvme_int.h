@@ -197,7 +197,8 @@ struct nvme {
     _Atomic uint64_t closed[NVME_SPACES_MAX + 1]; /* a record was refused for want of room: 1 + what was freed until then */
 
     pthread_mutex_t lock;             /* guards what follows; taken before h->lock */
-    pthread_cond_t work, written;     /* for the writer; for who waits in nvme_flush or nvme_close */
+    pthread_cond_t work, written, room; /* for the writer; for who waits in nvme_flush or nvme_close; in nvme_room_until */
+    unsigned room_waits;
     bool closing, started, flush_due, seal_due, checkpoint_due, stuck; /* stuck: who holds h->lock does not go on */
     unsigned writing;                 /* chunks queued or being written */
     uint64_t flushed_ns;              /* when it was last done */

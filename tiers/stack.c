@@ -32,7 +32,7 @@
 #define WAIT_MS_MAX 30000u /* in all; a claim lapses earlier when its owner is dead, stopped or late (claim.c) */
 #define SETTLE_BYTES (512 * KIB) /* a call, so that the queue is looked after in between */
 #define NO_ROOM SIZE_MAX
-#define STREAM_WAIT_MS 1000u
+#define STREAM_WAIT_MS 250u
 #define FLUSH_NS_MAX 5000000000ull
 #define WRITE_NS_MAX 5000000000ull
 
@@ -262,9 +262,12 @@ static void unclaim(struct fetch_stack *k, struct absent *a)
     a->claimed = false;
 }
 
-static bool flush(struct bound *b, unsigned d)
+/* Waits until all is written, or until there is room to admit more. */
+static bool flush(struct bound *b, unsigned d, bool all)
 {
-    bool done = !atomic_load_explicit(&b->slow, memory_order_relaxed) && nvme_flush_until(b->nvme[d], now_ns() + FLUSH_NS_MAX);
+    uint64_t deadline = now_ns() + FLUSH_NS_MAX;
+    bool done = !atomic_load_explicit(&b->slow, memory_order_relaxed) &&
+                (all ? nvme_flush_until(b->nvme[d], deadline) : nvme_room_until(b->nvme[d], deadline));
     if (!done)
         atomic_store_explicit(&b->slow, true, memory_order_relaxed);
     return done;
@@ -275,7 +278,7 @@ static bool flush(struct bound *b, unsigned d)
 static bool admit_nvme(struct bound *b, unsigned d, uint64_t ordinal, const struct cached *c)
 {
     bool in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
-    if (!in && !nvme_closed(b->nvme[d], b->nvme_space[d]) && flush(b, d))
+    for (int all = 0; !in && all < 2 && !nvme_closed(b->nvme[d], b->nvme_space[d]) && flush(b, d, all); all++)
         in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
     if (in)
         atomic_store_explicit(&b->filled, true, memory_order_relaxed);
@@ -294,7 +297,7 @@ void tiers_settle(struct tiers *t)
     if (!b || !atomic_exchange(&b->filled, false))
         return;
     for (unsigned d = 0; d < b->n_nvme; d++)
-        flush(b, d);
+        flush(b, d, true);
 }
 
 bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)

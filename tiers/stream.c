@@ -24,6 +24,7 @@
  */
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "tiers/remote.h"
@@ -33,15 +34,18 @@
 #define WINDOW (WINDOW_PAGES * STORE_ENTRIES_A_PAGE)
 #define WARM_PAGES 256u              /* of the record table, at once */
 #define RUNS_MAX 16u
-#define HOLE_MAX (64u * 1024)        /* records that are there already, and that it pays to read over */
+#define HOLE_MAX (256u * 1024)       /* records that are there already, and that it pays to read over */
 #define MEMORY_MAX (128 * MIB)
+#define HUGE_PAGE (2 * MIB)
 #define BLOCKS_MAX 256u
 #define FAILURES_MAX 3u
 #define COMING_NS 2000000000ull      /* from a tier's write buffer to the tier */
 #define ALLOW_SHARE 32u              /* of the dataset at once, and of what has streamed: fetched out of turn */
 #define ALLOW_BYTES_MIN (8 * MIB)
-#define ALLOW_BYTES_MAX (32 * MIB)
-#define ALLOW_LEAST (64u * 1024)     /* what a small GET costs, in bytes of large ones */
+#define ALLOW_BYTES_MAX (64 * MIB)
+#define ALLOW_GET MIB                /* what a small GET costs, in bytes of large ones: `make bench BENCH=bucket_stream` */
+#define SOON_NS 2000000000ull        /* who waits no longer than that fetches nothing out of turn */
+#define STALL_NS 500000000ull        /* and while blocks come that often */
 #define SETTLE_NS 2000000000ull      /* between two epochs */
 #define LOOK 64u
 #define MISSING_LEAST 50u            /* one of so many samples must be missing, or it does not pay */
@@ -56,7 +60,8 @@ struct block {
     bool *missing;           /* of e[i]: no tier has it */
     size_t n, cap_e, cap_missing;
     uint8_t *memory;
-    size_t cap_memory, bytes;
+    size_t cap_memory, bytes; /* bytes: of the runs */
+    uint64_t stored;         /* of all n records */
     struct run runs[RUNS_MAX];
     unsigned n_runs, again;
     _Atomic unsigned left;   /* GETs that are not over */
@@ -72,6 +77,7 @@ struct stream {
     struct bound *b;
     pthread_t walker, settler;
     uint64_t get_bytes, allow_bytes;
+    uint64_t stored, begin_ns; /* of the dataset; the stream's start */
     uint64_t warm;             /* the walker's: pages of the record table were read up to this ordinal */
     _Atomic uint64_t *over_ns; /* of a shard: all of it was looked at and read, then; 0: not yet */
     uint32_t *open;            /* of a shard: blocks under way, and what others have claimed */
@@ -83,6 +89,7 @@ struct stream {
     struct waker waker;
     _Atomic uint32_t bell;
     _Atomic uint64_t streamed, allowed, requests, bytes; /* requests, bytes: not counted by any fetch yet */
+    _Atomic uint64_t passed, passed_ns; /* bytes of records that have come or were there; when that last grew */
     atomic_bool over;
     pthread_mutex_t lock;
     pthread_cond_t came, freed; /* finished or quit; unused, flying or stop changed */
@@ -102,12 +109,21 @@ bool stream_takes(const struct stream *s, uint32_t shard)
     return !over || now_ns() < over + COMING_NS;
 }
 
+/* Will all have come soon, as far as can be told from what has? */
+static bool soon(const struct stream *s)
+{
+    uint64_t now = now_ns(), passed = atomic_load_explicit(&s->passed, memory_order_relaxed);
+    if (now > atomic_load_explicit(&s->passed_ns, memory_order_relaxed) + STALL_NS)
+        return false;
+    return !passed || (double)(s->stored - MIN(passed, s->stored)) / (double)passed * (double)(now - s->begin_ns) < (double)SOON_NS;
+}
+
 bool stream_allow(struct stream *s, uint64_t bytes)
 {
-    uint64_t cost = MAX(bytes, (uint64_t)ALLOW_LEAST);
+    uint64_t cost = bytes + ALLOW_GET;
     uint64_t most = s->allow_bytes + atomic_load_explicit(&s->streamed, memory_order_relaxed) / ALLOW_SHARE;
     uint64_t now = atomic_load_explicit(&s->allowed, memory_order_relaxed);
-    while (now + cost <= most)
+    while (now + cost <= most && !soon(s))
         if (atomic_compare_exchange_weak_explicit(&s->allowed, &now, now + cost, memory_order_relaxed, memory_order_relaxed))
             return true;
     return false;
@@ -195,15 +211,19 @@ static void cancel_block(struct block *b)
         remote_cancel(b->stream->t->remote, &b->q[i]);
 }
 
+/* Memory that is used again and again, in huge pages: filling fresh small ones costs as much as what is done with their bytes. */
 static bool make_room(struct block *b)
 {
     if (b->bytes <= b->cap_memory)
         return true;
     free(b->memory);
-    b->cap_memory = round_up(b->bytes + b->bytes / 16, TIERS_ALIGN);
-    b->memory = aligned_alloc(TIERS_ALIGN, b->cap_memory);
+    size_t align = b->bytes >= HUGE_PAGE ? HUGE_PAGE : TIERS_ALIGN;
+    b->cap_memory = round_up(b->bytes + b->bytes / 8, align);
+    b->memory = aligned_alloc(align, b->cap_memory);
     if (!b->memory)
         b->cap_memory = 0;
+    else if (align == HUGE_PAGE)
+        (void)madvise(b->memory, b->cap_memory, MADV_HUGEPAGE); /* a hint */
     return b->memory != NULL;
 }
 
@@ -235,6 +255,13 @@ static bool send_block(struct block *b)
     return true;
 }
 
+/* All of b has come, or was there. */
+static void pass(struct block *b)
+{
+    atomic_fetch_add_explicit(&b->stream->passed, b->stored, memory_order_relaxed);
+    atomic_store_explicit(&b->stream->passed_ns, now_ns(), memory_order_relaxed);
+}
+
 static uint64_t claim_key(const struct block *b) { return CACHE_ORDINAL_MAX - b->first; }
 
 /* Lock held. */
@@ -252,8 +279,10 @@ static void free_block(struct block *b, bool opened)
         dram_unclaim(s->b->cache->dram, s->b->dram_space, claim_key(b));
     b->claimed = false;
     pthread_mutex_lock(&s->lock);
-    if (opened)
+    if (opened) {
         close_one(s, b->shard);
+        pass(b);
+    }
     b->sent = false;
     b->next = s->unused;
     s->unused = b;
@@ -394,6 +423,7 @@ static bool stream_block(struct block *b, bool last_pass)
 {
     struct stream *s = b->stream;
     if (!look(b)) {
+        pass(b);
         free_block(b, false);
         return true;
     }
@@ -426,6 +456,9 @@ static bool fill_block(struct stream *s, uint32_t shard, uint64_t first, size_t 
         return false;
     }
     memcpy(b->e, s->window + from, b->n * sizeof(*b->e));
+    b->stored = 0;
+    for (size_t i = 0; i < b->n; i++)
+        b->stored += b->e[i].stored_len;
     return stream_block(b, last_pass);
 }
 
@@ -608,8 +641,10 @@ static struct stream *stream_new(struct tiers *t)
     s->last = &s->finished;
     s->get_bytes = t->rules.segment_max;
     for (size_t i = 0; i < t->n_shards; i++)
-        s->allow_bytes += t->shards[i].stored_bytes / ALLOW_SHARE;
-    s->allow_bytes = MIN(MAX(s->allow_bytes, (uint64_t)ALLOW_BYTES_MIN), (uint64_t)ALLOW_BYTES_MAX);
+        s->stored += t->shards[i].stored_bytes;
+    s->allow_bytes = MIN(MAX(s->stored / ALLOW_SHARE, (uint64_t)ALLOW_BYTES_MIN), (uint64_t)ALLOW_BYTES_MAX);
+    s->begin_ns = now_ns();
+    atomic_store(&s->passed_ns, s->begin_ns);
     uint64_t memory = MIN((uint64_t)MEMORY_MAX, memory_available() / 8);
     unsigned connections = remote_options(t->remote)->requests_max;
     s->n_blocks = (unsigned)MAX((uint64_t)1, MIN(MIN(memory / s->get_bytes, (uint64_t)(connections - connections / 4)),
@@ -645,8 +680,10 @@ static bool start_threads(struct stream *s)
         ok = false;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (ok)
+    if (ok) {
         pthread_setname_np(s->walker, "larder-stream");
+        pthread_setname_np(s->settler, "larder-settle");
+    }
     return ok;
 }
 

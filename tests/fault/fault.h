@@ -207,6 +207,8 @@ FAULT_DECLARE(ssize_t, pwritev, int fd, const struct iovec *iov, int n, off_t of
 {
     if (fault_now(FAULT_IO, "pwritev"))
         return fault_write_error();
+    for (unsigned ms = atomic_load(&fault_pwrite_ms); ms; ms = 0)
+        nanosleep(&(struct timespec){ms / 1000, (long)(ms % 1000) * 1000000}, NULL);
     if (iov[0].iov_len > 1 && fault_now(FAULT_SHORT, "pwritev"))
         return __real_pwrite(fd, iov[0].iov_base, iov[0].iov_len / 2, off);
     return __real_pwritev(fd, iov, n, off);
