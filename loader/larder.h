@@ -566,6 +566,19 @@ struct larder_bad_sample {
 };
 typedef void larder_bad_fn(void *user, const struct larder_bad_sample *bad);
 
+/* A global batch, for who assigns its samples to ranks. Borrowed during the call. */
+struct larder_assign_in {
+    uint64_t epoch, number, position; /* number: of the batch, in what the loader gives of the epoch; position: of its first sample */
+    const uint64_t *ordinals;         /* [n], by position */
+    const uint32_t *sources;          /* [n]: which dataset of a mix; NULL: there is one */
+    uint32_t n, world;
+};
+/* Writes the rank that each sample of a global batch goes to into ranks[n]: batch_size samples to each; of a short last batch (LAST_SHORT)
+ * n / world to each, and one more to each of the first n % world. A rank has its samples by position. It has to be a function of its
+ * arguments, and the same on all ranks: each calls it for itself, for every batch, from a thread of the loader. Anything but LARDER_OK ends
+ * the loader with that error. */
+typedef int larder_assign_fn(void *user, const struct larder_assign_in *in, uint32_t *ranks, struct larder_error *err);
+
 struct larder_loader_options {
     size_t struct_size;
     uint32_t batch_size;      /* samples a batch; 0: 256. The last batch of an epoch is short. */
@@ -608,10 +621,20 @@ struct larder_loader_options {
     uint32_t decoded_side;    /* the shorter side of images kept; 0: 8/7 of the largest output's */
     int decoded_compress;     /* 1: kept compressed, losslessly */
     const char *trace;        /* a file for what each batch went through, in Chrome's trace format; replaced; NULL: none */
+    double split_begin, split_end; /* only samples whose keys, hashed with split_seed, fall into this part of [0, 1): 0, 0.9 for training and
+                               * 0.9, 1 for what is held back share no sample, and none changes sides when the dataset grows. Both 0: all. Keys
+                               * are read for it once a dataset handle. With weights: those of all samples, or of the filter's members. Not
+                               * with order. */
+    uint64_t split_seed;
+    const uint32_t *batch_lengths; /* [n_batch_lengths]: order_is_ranks: the batches that `order` is cut into, in turn and as they are; copied.
+                               * Together n_order, each 1 or more; with SHUFFLE_NONE, without weights and epoch_size. NULL: batch_size each */
+    uint64_t n_batch_lengths;
+    larder_assign_fn *assign; /* which rank gets which sample of a global batch; NULL: contiguous slices. Not with order_is_ranks. */
+    void *assign_user;
 };
 #define LARDER_LOADER_OPTIONS_INIT                                                                                                       \
     {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, NULL, NULL, 0, \
-     0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
+     0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, NULL, NULL}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
  * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
@@ -621,6 +644,12 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
 
 /* Stops what is in flight and frees; NULL is allowed. Batches still held become invalid. */
 void larder_loader_close(struct larder_loader *ld);
+
+/* What becomes of a mix when one of its datasets is exhausted. */
+enum larder_exhausted {
+    LARDER_EXHAUSTED_REPEAT = 0, /* it walks on, through a new permutation; the epoch ends when all have been */
+    LARDER_EXHAUSTED_STOP = 1    /* the epoch ends; the next one begins new permutations of all */
+};
 
 /* A batch of samples in epoch order, all fields, borrowed until larder_batch_release(). */
 struct larder_batch {
@@ -689,6 +718,7 @@ struct larder_loader_stats {
  * larder_loader_options.state, which refuses another dataset, lineage, number of samples, seed or order, naming both values.
  * EINVAL (cap too small), ENOMEM, EFORK. */
 #define LARDER_STATE_MAX 512
+#define LARDER_STATE_BYTES(n_sources) (LARDER_STATE_MAX + 192 * (size_t)(n_sources)) /* of a mix */
 int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err);
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */

@@ -28,6 +28,7 @@ struct larder_loader {
     struct alias *alias;
     uint64_t *list;
     struct slicing slicing;
+    uint64_t digest;              /* of all that the order depends on */
     const struct manifest *manifest;
     uint64_t batches;             /* of the epoch that runs or comes next */
     uint64_t position;            /* where that epoch began: 0 but after a resume */
@@ -135,7 +136,7 @@ static int slicing_take(struct larder_loader *ld, const struct larder_loader_opt
 
     if (last == LARDER_LAST_AUTO)
         last = world == 1 ? LARDER_LAST_SHORT : o->shuffle == LARDER_SHUFFLE_NONE ? LARDER_LAST_PAD : LARDER_LAST_DROP;
-    ld->slicing = (struct slicing){o->batch_size, world, rank, last};
+    ld->slicing = (struct slicing){.batch_size = o->batch_size, .world = world, .rank = rank, .last = last};
     if (last == LARDER_LAST_DROP && length > 0 && length < g)
         return err_set(err, LARDER_EINVAL, "an epoch of %llu samples has no whole batch of %llu (batch_size %u x world %u), and last is to be "
                        "dropped: lower batch_size, or ask for LARDER_LAST_SHORT or _PAD", (unsigned long long)length, (unsigned long long)g,
@@ -143,27 +144,28 @@ static int slicing_take(struct larder_loader *ld, const struct larder_loader_opt
     return LARDER_OK;
 }
 
-/* What the state of this loader has whatever comes. */
-static struct state state_now(const struct larder_loader *ld)
+/* Where the run stands if no batch of its epoch was given; source: room for its dataset. */
+static struct state state_now(const struct larder_loader *ld, struct state_source *source)
 {
-    struct state s = {.generation = ld->manifest->generation, .samples = ld->manifest->samples, .seed = ld->order.seed,
-                      .order = order_digest(&ld->order), .epoch = ld->epoch, .position = 0};
-
-    memcpy(s.uuid, ld->manifest->uuid, 16);
-    memcpy(s.lineage, ld->manifest->lineage, 16);
-    return s;
+    *source = (struct state_source){.generation = ld->manifest->generation, .samples = ld->manifest->samples};
+    memcpy(source->uuid, ld->manifest->uuid, 16);
+    memcpy(source->lineage, ld->manifest->lineage, 16);
+    return (struct state){.seed = ld->order.seed, .order = ld->digest, .epoch = ld->epoch, .n = 1, .source = source};
 }
 
 static int state_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    struct state saved, now = state_now(ld);
+    struct state_source source;
+    struct state saved, now = state_now(ld, &source);
     int rc;
 
     if (!o->state)
         return LARDER_OK;
     rc = state_decode(o->state, strlen(o->state), &saved, err);
-    if (!rc)
-        rc = state_check(&saved, &now, order_length(&ld->order), err);
+    if (rc)
+        return rc;
+    rc = state_check(&saved, &now, order_length(&ld->order), err);
+    state_release(&saved);
     if (rc)
         return rc;
     if (saved.epoch < o->epoch || (o->epochs && saved.epoch > o->epoch + o->epochs))
@@ -214,6 +216,8 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     rc = order_take(ld, &o, ds->manifest->samples, err);
     if (!rc)
         rc = slicing_take(ld, &o, err);
+    if (!rc)
+        ld->digest = batch_plan_digest(&(struct batch_plan){.order = ld->order, .slicing = ld->slicing});
     if (!rc)
         rc = state_take(ld, &o, err);
     if (rc) {
@@ -354,8 +358,9 @@ int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, 
         return rc;
     if (!text)
         return err_set(err, LARDER_EINVAL, "larder_loader_state: text is NULL");
-    struct state s = state_now(ld);
-    s.position = MIN(ld->position + ld->number * ld->slicing.batch_size * ld->slicing.world, order_length(&ld->order));
+    struct state_source source;
+    struct state s = state_now(ld, &source);
+    s.position = slicing_position(&ld->slicing, ld->position, order_length(&ld->order), ld->number);
     rc = state_encode(&s, &out, err);
     if (rc)
         return rc;
