@@ -18,9 +18,9 @@
  *
  * CAVEATS
  *
- *   Threads.  A struct larder_dataset may be used by any number of threads at once. A loader, a batch
- *             and a writer belong to one thread at a time. Functions named *_run use threads of their
- *             own and return when those have ended.
+ *   Threads.  A struct larder_dataset and a loader may be used by any number of threads at once; closing is left to one. A batch
+ *             and a writer belong to one thread at a time. Functions named *_run use threads of their own and return when those
+ *             have ended.
  *   fork().   Handles hold threads and rings. In a forked child every call on an inherited handle
  *             returns LARDER_EFORK, except the close and release calls, which free the child's memory
  *             and leave the parent's work alone. Open again in the child.
@@ -611,8 +611,10 @@ struct larder_loader_options {
     size_t n_outputs;
     uint32_t threads;         /* decode threads; 0: one a CPU where there is something to decode */
     uint64_t fetch_size;      /* a window: samples requested together ... */
-    uint64_t threshold;       /* ... as soon as those requested and not yet given to the caller are no more than this (DELI III-B). Both 0:
-                               * half of staging_bytes each (DELI V-B) */
+    uint64_t threshold;       /* ... as soon as those requested and not yet given to the caller are no more than this (DELI III-B). Only one of
+                               * them: fetch_size 0 is as threshold (50/50, DELI V-B), threshold 0 lets a window be consumed first. Both 0: half of
+                               * staging_bytes each where the records of a window share GETs of a remote origin, else batch after batch,
+                               * as there is room. EINVAL when they cannot fit staging_bytes. */
     int on_bad_sample;        /* enum larder_on_bad */
     double max_bad;           /* REPLACE: a greater share of the samples asked for so far is an error, from the 1,000th on; 0: 0.001 */
     larder_bad_fn *bad;       /* told of each bad sample; from the thread that calls larder_loader_next(); may be NULL */
@@ -674,8 +676,18 @@ struct larder_batch {
  * every further call returns the same error: ECORRUPT (names shard, slot and offset), EIO, ENOTFOUND (a shard is missing),
  * EREMOTE, EBUSY (a shard was replaced while it was read), ENOMEM (the batch does not fit the staging budget: says how much it needs),
  * EFORK. Batches before the damaged one are
- * delivered first. *batch is NULL unless LARDER_OK. */
+ * delivered first. *batch is NULL unless LARDER_OK.
+ * Several threads may call at once: batches are given in the order of the calls, and one of the calls gets LARDER_END. */
 int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err);
+
+/* Goes on at position (samples of the epoch over all ranks, as in a state) of epoch: the next larder_loader_next() gives a batch that begins
+ * there. What is in flight is given up; batches that the caller holds stay valid. Also backwards, and after an error, which it mends.
+ * Calls of larder_loader_next() under way in other threads come first.
+ * Errors: EINVAL (beyond the epochs or the epoch: nothing has changed), EFORK, ENOMEM, EIO (the loader is spent until another seek). */
+int larder_loader_seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, struct larder_error *err);
+
+/* The same, to where a state says. EINVAL when it is not this loader's: as larder_loader_options.state. */
+int larder_loader_load_state(struct larder_loader *ld, const char *text, struct larder_error *err);
 
 /* Gives the batch's slot back to be filled; NULL is allowed. Any thread; does not block. */
 void larder_batch_release(const struct larder_batch *batch);

@@ -217,6 +217,7 @@ void result_give(void *result, const void *filled, size_t size);
 /* ---- the staging buffer (stage.c) ---- */
 
 struct stage;
+struct prep;
 
 struct stage_options {
     struct store *store;
@@ -230,6 +231,10 @@ struct stage_options {
     uint32_t timeout_ms, notice_ms; /* 0: without end; never */
     larder_notice_fn *waiting;
     void *user;
+    const struct prep *prep;  /* what becomes of the values; NULL: they are delivered as they are. Borrowed */
+    uint32_t n_outputs;       /* of it */
+    unsigned threads;         /* that decode; 0: the fetch thread does */
+    uint64_t fetch_size, threshold; /* a window, in samples; fetch_size 0: as pays */
 };
 
 /* The cache of a handle; NULL for NULL (cache_api.c). */
@@ -243,14 +248,17 @@ struct stage_cost {
 };
 
 int stage_open(const struct stage_options *o, struct stage **st, struct larder_error *err);
-/* Ends the fetch thread and frees all. */
+/* Ends its threads and frees all. */
 void stage_close(struct stage *st);
-/* In a forked child, which has no fetch thread: frees memory only. */
+/* In a forked child, which has none of its threads: frees memory only. */
 void stage_abandon(struct stage *st);
-/* The next batch of all epochs in order; the caller does not ask beyond the last. EINVAL when the caller's own batches
- * leave no room: it may release one and ask again; ETIMEOUT: it may ask again too. Any other error ends the stage and comes
- * again at every call. */
-int stage_next(struct stage *st, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err);
+/* The next batch of all epochs in order; the caller does not ask beyond the last. since_ns: when its wait began, if that was before this
+ * call; else 0. EINVAL when the caller's own batches leave no room: it may release one and ask again; ETIMEOUT: it may ask again too.
+ * Any other error ends the stage and comes again at every call. One thread at a time. */
+int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err);
+/* Gives up what is not held and goes on at position of epoch, for so many epochs (0: without end). Not beside stage_next. What fails
+ * here every call gives, as after any failure; another seek may mend it. */
+int stage_seek(struct stage *st, uint64_t epoch, uint64_t epochs, uint64_t position, struct larder_error *err);
 void stage_release(const struct larder_batch *batch);
 
 #endif
