@@ -89,4 +89,37 @@ int image_render(struct image_decoder *d, const struct image_job *job, void *out
 /* Several results of one decode: what one of them needs is decoded once. No masks, if n > 1. */
 int image_render_views(struct image_decoder *d, const struct image_job *jobs, void *const *outs, uint32_t n, struct larder_error *err);
 
+/* ---- audio (audio.c) ---- */
+
+enum audio_dtype { AUDIO_F32, AUDIO_I16 };
+struct audio_info { uint32_t rate, channels; uint64_t frames; /* a frame: a number of each channel */ };
+
+/* What to make of a sound. */
+struct audio_job {
+    uint64_t start;              /* the first frame of it, as stored */
+    uint32_t frames;             /* of the result: where the sound has fewer, zeros stand behind them */
+    uint32_t rate;               /* of the result, in Hz; 0: as stored */
+    uint32_t channels;           /* of the result: 1: the mean of all; as many as stored; or any number of copies of one */
+    int dtype;                   /* enum audio_dtype: -1 to 1, or its 2^15 fold, rounded and clipped */
+};
+/* Bytes of the result: channels x frames. */
+static inline size_t audio_job_bytes(const struct audio_job *j)
+{
+    return (size_t)j->channels * j->frames * (j->dtype == AUDIO_I16 ? 2 : 4);
+}
+
+/* Working memory for sounds: one a thread. */
+struct audio_decoder;
+int audio_decoder_new(struct audio_decoder **d, struct larder_error *err);
+void audio_decoder_free(struct audio_decoder *d);
+/* Reads the header of a sound, whose bytes are borrowed until the next one is opened or the decoder is freed. WAV, FLAC, Ogg, and what else
+ * libsndfile reads. ECORRUPT: no sound, damaged, of more than 64 channels, or of a rate that is none. */
+int audio_open(struct audio_decoder *d, const void *data, size_t len, struct audio_info *info, struct larder_error *err);
+/* Frames as stored that a result is made of. */
+uint64_t audio_span(const struct audio_info *info, const struct audio_job *job);
+/* Decodes what the job needs of the opened sound, any number of times. out: audio_job_bytes(). *length: frames that are there, before the
+ * zeros. Another rate is made by a band-limiting filter (libsoxr's HQ). The result is a function of the bytes and the job. ECORRUPT: damaged, or of other channels; ENOMEM. What out holds after a failure is
+ * undefined. */
+int audio_render(struct audio_decoder *d, const struct audio_job *job, void *out, uint32_t *length, struct larder_error *err);
+
 #endif
