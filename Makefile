@@ -146,6 +146,13 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.o $(LIB)
 	$(Q)$(CC) $(ALL_LDFLAGS) $(if $(filter tests/fault/%,$(<:$(BUILD)/%=%)),$(WRAP_FLAGS)) -o $@ $< $(LIB) $(ALL_LIBS) \
 		$$(sed -n 's|^/\* LIBS: \(.*\) \*/$$|\1|p' tests/$*.c)
 
+# What test_cuda.c finds in place of the driver's library.
+STAND_IN := $(BUILD)/tests/unit/stand_in/libcuda.so.1
+$(STAND_IN): tests/unit/cuda_stand_in.c $(FLAGS)
+	@mkdir -p $(@D)
+	$(SAY) "  LD $@"
+	$(Q)$(CC) -std=gnu11 $(WARN) -D_GNU_SOURCE -O1 -g -fPIC -pthread -shared -Wl,-soname,libcuda.so.1 -o $@ $<
+
 -include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(patsubst %,%.d,$(UNIT) $(MODEL) $(FAULT) $(CRASH) $(BUCKET) $(EXAMPLES) $(FUZZ)) \
 	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d $(BUILD)/tests/data/pixels.d
 
@@ -162,7 +169,7 @@ check: deps-check
 	@MAKE="$(MAKE)" JOBS=$(JOBS) MODE=$(MODE) BUILD=$(BUILD) tests/check.sh $(SUITES)
 
 ## unit model fault crash e2e bucket: one suite of tests/ (MODE=debug make unit)
-unit: $(UNIT)
+unit: $(UNIT) $(STAND_IN)
 	@$(RUN) unit $(UNIT)
 model: $(MODEL)
 	@$(RUN) model $(MODEL)

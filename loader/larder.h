@@ -156,6 +156,9 @@ enum larder_replacement {
 #define LARDER_DRAM_DEFAULT 0        /* a quarter of the memory available */
 #define LARDER_DRAM_OFF UINT64_MAX
 
+#define LARDER_CUDA_IF_USED 0
+#define LARDER_CUDA_DEVICE(n) ((n) + 1)
+
 struct larder_cache_nvme {
     const char *dir; /* made when it is not there; belongs to one cache name of one user at a time */
     uint64_t bytes;  /* hard limit of what the directory takes on disk, by all processes. Who joins takes it as it is. */
@@ -176,8 +179,13 @@ struct larder_cache_options {
     void *admit_user;
     int copy_local;          /* 1: copy records of origins in local directories into NVMe too; else those are read in place */
     int no_pin;              /* 1: this process neither locks DRAM in memory nor registers it with CUDA; default 0: as far as it may */
+    int cuda_device;         /* LARDER_CUDA_IF_USED (default): DRAM is registered with CUDA (portable) once this process has a primary context
+                              * on a device; neither libcuda nor a context is brought in, which would cost time and device memory, and
+                              * CUDA in forked children. LARDER_CUDA_DEVICE(n): libcuda.so.1 is loaded, if there is one, CUDA initialised
+                              * and device n's primary context used, made if need be, until the cache is closed. Never a failure: see
+                              * larder_cache_warning(). With FIFO no device reads DRAM, and nothing is registered. */
 };
-#define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0, 0}
+#define LARDER_CACHE_OPTIONS_INIT {sizeof(struct larder_cache_options), "default", 0, NULL, 0, 0, NULL, NULL, 0, 0, 0}
 
 /* Opens or joins a cache. opts may be NULL (all defaults). A directory that a cache of another name uses, or that cannot be used, is
  * passed by with a warning: larder_cache_warning().
@@ -204,6 +212,7 @@ struct larder_cache_stats {
     uint64_t locked_bytes;  /* of DRAM: pinned by this process */
     int shared;             /* other processes can join it */
     int joined;             /* it was there when it was opened */
+    uint64_t registered_bytes; /* of DRAM: with CUDA, by this process */
 };
 
 /* Fills *stats (struct_size set). EINVAL, EFORK. Thread-safe. */

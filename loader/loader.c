@@ -262,10 +262,12 @@ static void epoch_begin(struct larder_loader *ld)
 {
     ld->stats = (struct larder_loader_stats){.epoch = ld->epoch, .order_bytes = ld->stats.order_bytes};
     ld->begin_ns = now_ns();
+    tiers_register(ld->ds->tiers);
 }
 
 static int epoch_end(struct larder_loader *ld)
 {
+    tiers_register(ld->ds->tiers);
     ld->stats.seconds_ns = now_ns() - ld->begin_ns;
     ld->begin_ns = 0;
     ld->number = 0;

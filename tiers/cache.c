@@ -92,6 +92,8 @@ static int open_dram(struct tiers_cache *c, const char *name, struct larder_erro
         return rc;
     if (c->o.no_pin)
         dram_no_pin(c->dram);
+    else
+        dram_cuda(c->dram, c->o.cuda_device);
     warn(c, share_warning(c->share));
     take_as_it_is(c, budget, replacement);
     return rc;
@@ -147,6 +149,8 @@ static int options_check(const struct larder_cache_options *o, struct larder_err
 {
     if (o->replacement != LARDER_REPLACE_NONE && o->replacement != LARDER_REPLACE_FIFO)
         return err_set(err, LARDER_EINVAL, "larder_cache_options.replacement: %d is no enum larder_replacement", o->replacement);
+    if (o->cuda_device < 0)
+        return err_set(err, LARDER_EINVAL, "larder_cache_options.cuda_device is %d: LARDER_CUDA_IF_USED or LARDER_CUDA_DEVICE(n)", o->cuda_device);
     if (o->n_nvme > NVME_DIRS_MAX)
         return err_set(err, LARDER_EINVAL, "larder_cache_options.n_nvme: %zu directories; the most is %u", o->n_nvme, NVME_DIRS_MAX);
     if (o->n_nvme && !o->nvme)
@@ -297,6 +301,7 @@ void tiers_cache_stats(const struct tiers_cache *c, struct larder_cache_stats *o
         out->dram.bookkeeping_bytes = d.bookkeeping;
         out->dram.admissions = d.admissions, out->dram.refusals = d.refusals, out->dram.evictions = d.evictions;
         out->locked_bytes = d.locked;
+        out->registered_bytes = d.registered;
         out->shared = !share_private(c->share);
         out->joined = share_joined(c->share);
     }
@@ -318,8 +323,10 @@ const char *tiers_cache_warning(const struct tiers_cache *c, size_t i)
     if (c->dram) {
         struct dram_stats d;
         dram_stats(c->dram, &d);
-        if (d.warning && i-- == 0)
-            return d.warning;
+        if (d.lock_warning && i-- == 0)
+            return d.lock_warning;
+        if (d.cuda_warning && i-- == 0)
+            return d.cuda_warning;
     }
     for (unsigned k = 0; k < c->n_nvme; k++) {
         struct nvme_stats n;

@@ -85,7 +85,11 @@ uint64_t dram_region_bytes(uint64_t bytes);
 int dram_init(void *base, uint64_t bytes, enum replacement replacement, struct larder_error *err);
 int dram_open(struct share *s, struct dram **d, struct larder_error *err);
 void dram_close(struct dram *d);
-void dram_no_pin(struct dram *d); /* right after opening: this handle locks and registers nothing */
+void dram_no_pin(struct dram *d); /* right after opening: this handle locks nothing */
+/* Right after opening: this handle registers the arena with CUDA, as larder_cache_options.cuda_device says. Its memory is then
+ * handed out so that no record lies across the end of what is registered. */
+void dram_cuda(struct dram *d, int device);
+void dram_register(struct dram *d); /* also what is too little to be registered by itself: nothing more may come for long */
 enum replacement dram_replacement(const struct dram *d); /* as who made the arena chose it */
 /* The number of a space, registered at first use. ENOMEM: the registry is full. */
 int dram_space(struct dram *d, const struct cache_space *space, uint32_t *id, struct larder_error *err);
@@ -118,7 +122,9 @@ struct dram_stats {
     uint64_t budget, used, entries;      /* bytes; used: records and bookkeeping */
     uint64_t bookkeeping;                /* bytes of it that are no record */
     uint64_t admissions, refusals, evictions, locked, collapsed; /* locked, collapsed: bytes */
-    const char *warning;                 /* NULL: none; RLIMIT_MEMLOCK too low, ... */
+    uint64_t registered;                 /* with CUDA, bytes of slabs */
+    const char *lock_warning;            /* NULL: none; RLIMIT_MEMLOCK too low */
+    const char *cuda_warning;            /* NULL: none; valid until close */
 };
 void dram_stats(const struct dram *d, struct dram_stats *out);
 

@@ -28,8 +28,9 @@
 #include "tiers/dram_int.h"
 
 #define ARENA_MAGIC 0x616e657261726464u /* "ddrarena" */
-#define ARENA_VERSION 2u
+#define ARENA_VERSION 3u
 #define BUDGET_MAX (2ull << 40)
+#define REGISTER_BYTES (32 * MIB) /* with CUDA, at once */
 #define ENTEGROUP 0x80000000u
 #define GROUP 16u /* keys that a lookup takes on at a time */
 #define STEPS 4u  /* of a lookup, a group in each */
@@ -59,7 +60,8 @@ static void lay_out(uint64_t budget, enum replacement replacement, struct dram_h
     h->off_spaces = round_up(sizeof *h, 64);
     h->off_claims = round_up(h->off_spaces + h->spaces_max * sizeof(struct space_entry), 64);
     h->off_states = h->off_claims + h->claim_sets * sizeof(struct claim_set);
-    h->fixed_pages = round_up(h->off_states + states * sizeof(struct slab), ARENA_PAGE) / ARENA_PAGE + 1; /* and share.c's */
+    h->off_edges = h->off_states + states * sizeof(struct slab);
+    h->fixed_pages = round_up(h->off_edges + states + 1, ARENA_PAGE) / ARENA_PAGE + 1; /* and share.c's */
     h->table_pages_max = h->budget_pages / 2 + 8;
     h->off_table = round_up(h->fixed_pages * ARENA_PAGE, ARENA_HUGE);
     h->off_slabs = h->off_table + round_up(h->table_pages_max * ARENA_PAGE, ARENA_HUGE);
@@ -147,6 +149,7 @@ int dram_open(struct share *s, struct dram **out, struct larder_error *err)
     d->spaces = (struct space_entry *)(d->base + h->off_spaces);
     d->claims = (struct claim_set *)(d->base + h->off_claims);
     d->states = (struct slab *)(d->base + h->off_states);
+    d->edges = (_Atomic uint8_t *)(d->base + h->off_edges);
     d->table = d->base + h->off_table;
     d->slabs = d->base + h->off_slabs;
     d->slab_bytes = h->slab_bytes;
@@ -154,7 +157,8 @@ int dram_open(struct share *s, struct dram **out, struct larder_error *err)
     d->fifo = h->replacement == REPLACE_FIFO;
     d->run = NOWHERE;
     pthread_mutex_init(&d->fill, NULL);
-    pin_init(&d->pin);
+    pinned_init(&d->table_pin, d->table);
+    pinned_init(&d->slabs_pin, d->slabs);
     enter(d);
     *out = d;
     return LARDER_OK;
@@ -181,9 +185,33 @@ void dram_close(struct dram *d)
         leave_all(d);
         atomic_store(me, 0);
     }
-    pin_release(&d->pin);
+    pinned_release(&d->table_pin);
+    pinned_release(&d->slabs_pin);
     pthread_mutex_destroy(&d->fill);
     free(d);
+}
+
+/* ---- pinning ---- */
+
+void dram_no_pin(struct dram *d)
+{
+    d->table_pin.no_lock = d->slabs_pin.no_lock = true;
+}
+
+static uint64_t cut(void *user, uint64_t from, bool all)
+{
+    return slab_cut(user, from, all ? 1 : REGISTER_BYTES);
+}
+
+void dram_cuda(struct dram *d, int device)
+{
+    if (!d->fifo) /* else records are copied out, and no device ever reads the arena */
+        d->slabs_pin.cuda = cuda_pins_new(d->slabs, device, cut, d);
+}
+
+void dram_register(struct dram *d)
+{
+    cuda_pins_poke(d->slabs_pin.cuda, (uint32_t)atomic_load(&d->h->alloc) * ARENA_PAGE, true);
 }
 
 enum replacement dram_replacement(const struct dram *d) { return d->fifo ? REPLACE_FIFO : REPLACE_NONE; }
@@ -633,7 +661,7 @@ bool dram_closed(const struct dram *d) { return atomic_load_explicit(&d->h->clos
 
 void dram_stats(const struct dram *d, struct dram_stats *out)
 {
-    struct pin *pin = (struct pin *)&d->pin;
+    struct pinned_stats table, slabs;
     uint64_t records = atomic_load(&d->h->record_bytes);
     *out = (struct dram_stats){
         .budget = d->h->budget_pages * ARENA_PAGE,
@@ -644,9 +672,11 @@ void dram_stats(const struct dram *d, struct dram_stats *out)
         .evictions = atomic_load(&d->h->evictions),
     };
     out->bookkeeping = out->used > records ? out->used - records : 0;
-    pthread_mutex_lock(&pin->lock);
-    out->locked = pin->locked;
-    out->collapsed = pin->collapsed;
-    out->warning = pin->warning;
-    pthread_mutex_unlock(&pin->lock);
+    pinned_stats(&d->table_pin, &table);
+    pinned_stats(&d->slabs_pin, &slabs);
+    out->locked = table.locked + slabs.locked;
+    out->collapsed = table.collapsed + slabs.collapsed;
+    out->registered = slabs.registered;
+    out->lock_warning = slabs.lock_warning ? slabs.lock_warning : table.lock_warning;
+    out->cuda_warning = slabs.cuda_warning;
 }

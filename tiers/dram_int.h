@@ -6,10 +6,9 @@
  *     table.c   which record lies where
  *     slab.c    where the next record goes; eviction
  *     claim.c   who fetches what
- *     pin.c     huge, locked, registered pages (of this process)
  *
- *     | header | spaces | claims | slab states |   table (sparse)   |   slabs (sparse)   |
- *     0                                            2 MiB aligned        2 MiB aligned
+ *     | header | spaces | claims | slab states | edges |   table (sparse)   |   slabs (sparse)   |
+ *     0                                                    2 MiB aligned        2 MiB aligned
  *
  * The region is larger than the budget, but sparse: what was handed out of it, in pages, never exceeds the budget. One word,
  * dram_header.alloc, counts the pages handed out to the table and to the slabs, so that any process may die at any
@@ -21,9 +20,8 @@
 #ifndef LARDER_TIERS_DRAM_INT_H
 #define LARDER_TIERS_DRAM_INT_H
 
-#include <pthread.h>
-
 #include "tiers/cache_int.h"
+#include "tiers/pin_int.h"
 
 #define ARENA_PAGE 4096ull
 #define ARENA_HUGE (2ull << 20)
@@ -52,7 +50,7 @@ struct dram_header {
     uint64_t magic;
     uint32_t version, replacement;
     uint64_t budget_pages, fixed_pages;
-    uint64_t off_spaces, off_claims, off_states, off_table, off_slabs, bytes;
+    uint64_t off_spaces, off_claims, off_states, off_edges, off_table, off_slabs, bytes;
     uint32_t spaces_max, claim_sets, slab_bytes, slabs_max;
     uint64_t table_pages_max;
     _Alignas(64) _Atomic uint64_t parts[PARTS_MAX]; /* first page << 32 | pages; 0: none yet */
@@ -67,17 +65,6 @@ struct dram_header {
 
 /* ---- of this process ---- */
 
-struct pin {
-    pthread_mutex_t lock; /* guards all below; tried, never waited for, except by stats */
-    uint64_t table_done, slabs_done, cuda_done;
-    uint64_t locked, collapsed;
-    bool no_lock, no_collapse, no_cuda;
-    void *cuda;
-    void **registered;
-    size_t n_registered, cap_registered;
-    const char *warning; /* a constant */
-};
-
 struct dram {
     struct share *share;
     uint8_t *base, *slabs;
@@ -85,13 +72,14 @@ struct dram {
     struct space_entry *spaces;
     struct claim_set *claims;
     struct slab *states;
+    _Atomic uint8_t *edges; /* [slabs_max + 1]: what lies across the beginning of a slab (slab.c) */
     uint8_t *table;
     uint64_t slab_bytes;
     uint32_t member;
     bool fifo;
     pthread_mutex_t fill; /* FIFO: guards the run that this process fills, from allocation to publishing */
     uint64_t run, run_bytes; /* NOWHERE: none */
-    struct pin pin;
+    struct pinned table_pin, slabs_pin; /* of this process; the latter's registrations end where slab_cut says */
     _Atomic uint64_t running; /* member << 32 | tick: that member was seen running then (claim.c) */
 };
 
@@ -167,12 +155,9 @@ uint32_t slab_generation(const struct dram *d, uint64_t place);
 void slab_free_space(struct dram *d, uint32_t space);
 uint32_t slab_space(const struct dram *d, uint64_t place); /* without replacement: whose slab; UINT32_MAX: none */
 uint64_t slab_used(const struct dram *d);
-
-/* ---- pin.c ---- */
-
-void pin_init(struct pin *p);
-void pin_release(struct pin *p);
-/* The arena has grown: make what is new huge, locked and registered, unless another thread is at it. */
-void pin_grow(struct dram *d);
+/* The pages handed out are more: this process locks and registers what is new. */
+void slab_grown(struct dram *d);
+/* Where a piece of at least `least` bytes that begins at `from` may end, so that no record ever lies across; none yet: from. */
+uint64_t slab_cut(struct dram *d, uint64_t from, uint64_t least);
 
 #endif

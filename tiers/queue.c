@@ -488,6 +488,7 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **out, 
         tiers_queue_close(q);
         return rc;
     }
+    tiers_register(t);
     *out = q;
     return LARDER_OK;
 }

@@ -20,6 +20,9 @@
  * [slab I4] With replacement `used` covers only records whose head is written: eviction finds every record by walking them.
  *           Its entries leave the table, then used is 0, then its slabs are free, the last one first: whoever takes over from a
  *           dead evictor does again what may be done again.
+ * [slab I6] Without replacement: which records lie across the beginning of a slab is said by its edge, FREE --> CROSSED or KEPT, whichever is
+ *           first. A process that registers memory up to there keeps it: no record will lie across. Who allocates crosses it
+ *           before the record is there, or goes on behind it and leaves a hole.
  * [slab I5] The generation of a slab changes before any byte in it, or behind it in its run, is overwritten. A reader that
  *           found the same one before and after copying has copied the record.
  */
@@ -53,8 +56,55 @@ static bool take_top(struct dram *d, uint64_t index, uint64_t least)
     if (pages < index * slab_pages(d) || index >= d->h->slabs_max || !take || take * ARENA_PAGE < least)
         return false;
     if (atomic_compare_exchange_strong(&d->h->alloc, &alloc, alloc + take))
-        pin_grow(d);
+        slab_grown(d);
     return true;
+}
+
+void slab_grown(struct dram *d)
+{
+    uint64_t alloc = atomic_load(&d->h->alloc);
+    pinned_grow(&d->table_pin, (alloc >> 32) * ARENA_PAGE);
+    pinned_grow(&d->slabs_pin, (uint32_t)alloc * ARENA_PAGE);
+}
+
+/* ---- edges ---- */
+
+enum edge { EDGE_FREE = 0, EDGE_CROSSED, EDGE_KEPT };
+
+/* The edge's state, which becomes `want` if it is free. */
+static enum edge edge_take(struct dram *d, uint64_t i, enum edge want)
+{
+    uint8_t was = EDGE_FREE;
+    return atomic_compare_exchange_strong(&d->edges[i], &was, (uint8_t)want) ? want : (enum edge)was;
+}
+
+/* [from, to) is to be a record, in slabs that are there: crosses the edges in between. 0: done; else the last one that is kept, behind which
+ * the record has to begin. */
+static uint64_t cross(struct dram *d, uint64_t from, uint64_t to)
+{
+    for (uint64_t i = (to - 1) / d->slab_bytes; i * d->slab_bytes > from; i--)
+        if (edge_take(d, i, EDGE_CROSSED) == EDGE_KEPT)
+            return i;
+    return 0;
+}
+
+uint64_t slab_cut(struct dram *d, uint64_t from, uint64_t least)
+{
+    uint64_t area, i;
+    for (;;) {
+        area = area_bytes(d);
+        if (area < from + least)
+            return from;
+        for (i = (from + least + d->slab_bytes - 1) / d->slab_bytes; i * d->slab_bytes < area; i++)
+            if (atomic_load(&d->edges[i]) == EDGE_KEPT) /* by another process: one hole serves both */
+                return i * d->slab_bytes;
+        if (i * d->slab_bytes > area) /* a part of a slab: the last there is */
+            return area;
+        if (edge_take(d, i, EDGE_KEPT) == EDGE_KEPT)
+            return area;
+        if (area == area_bytes(d)) /* crossed, so there is more by now */
+            return from;
+    }
 }
 
 /* ---- without replacement ---- */
@@ -80,19 +130,23 @@ static bool own(struct dram *d, uint64_t r, uint64_t i, uint64_t least)
 
 static uint64_t run_alloc(struct dram *d, uint64_t r, uint64_t need)
 {
-    uint64_t first = r * d->slab_bytes, used = atomic_load(&d->states[r].used);
+    uint64_t first = r * d->slab_bytes, used = atomic_load(&d->states[r].used), from;
     do {
-        uint64_t from = first + used, to = from + need;
-        uint64_t last = (to - 1) / d->slab_bytes, i = used ? (from - 1) / d->slab_bytes : r;
-        while (i < last) {
-            i++;
-            if (!own(d, r, i, MIN(to - i * d->slab_bytes, d->slab_bytes)))
+        uint64_t i = used ? (first + used - 1) / d->slab_bytes : r, kept = 0;
+        from = first + used;
+        do {
+            from = MAX(from, kept * d->slab_bytes);
+            for (uint64_t last = (from + need - 1) / d->slab_bytes; i < last;) {
+                i++;
+                if (!own(d, r, i, MIN(from + need - i * d->slab_bytes, d->slab_bytes)))
+                    return NOWHERE;
+            }
+            if (from + need > area_bytes(d))
                 return NOWHERE;
-        }
-        if (to > area_bytes(d))
-            return NOWHERE;
-    } while (!atomic_compare_exchange_weak(&d->states[r].used, &used, used + need));
-    return first + used;
+            kept = cross(d, from, from + need);
+        } while (kept);
+    } while (!atomic_compare_exchange_weak(&d->states[r].used, &used, from + need - first));
+    return from;
 }
 
 /* A new run at the end of the area, which becomes the space's current one. */

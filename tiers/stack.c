@@ -300,6 +300,14 @@ void tiers_settle(struct tiers *t)
         flush(b, d, true);
 }
 
+const struct larder_cache_options *tiers_pin_options(const struct tiers *t) { return t->bound ? &t->bound->cache->o : NULL; }
+
+void tiers_register(const struct tiers *t)
+{
+    if (t->bound && t->bound->cache->dram)
+        dram_register(t->bound->cache->dram);
+}
+
 bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)
 {
     bool in_dram = b->dram && !dram_closed(b->cache->dram) &&

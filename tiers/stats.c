@@ -115,6 +115,10 @@ int stats_text(const char *cache, const struct larder_cache_stats *s, bool dram,
         rc = buf_printf(out, err, "# HELP larder_cache_locked_bytes Memory that this process has locked.\n"
                         "# TYPE larder_cache_locked_bytes gauge\nlarder_cache_locked_bytes{cache=\"%s\",tier=\"dram\"} %" PRIu64 "\n",
                         cache, s->locked_bytes);
+    if (!rc && dram)
+        rc = buf_printf(out, err, "# HELP larder_cache_registered_bytes Memory that this process has registered with CUDA.\n"
+                        "# TYPE larder_cache_registered_bytes gauge\nlarder_cache_registered_bytes{cache=\"%s\",tier=\"dram\"} %" PRIu64 "\n",
+                        cache, s->registered_bytes);
     if (!rc)
         rc = buf_printf(out, err, "# HELP larder_cache_latency_seconds Latency of requests.\n# TYPE larder_cache_latency_seconds summary\n");
     for (unsigned t = 0; !rc && t < TIERS; t++)

@@ -158,7 +158,7 @@ static bool grow(struct dram *d, unsigned seen)
         if (alloc >> 32 > sum) { /* pages without a descriptor: nobody can take more until it is there */
             uint64_t none = 0;
             atomic_compare_exchange_strong(&d->h->parts[n], &none, sum << 32 | ((alloc >> 32) - sum));
-            pin_grow(d);
+            slab_grown(d);
             return true;
         }
         pages = grow_pages(d, alloc);

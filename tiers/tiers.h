@@ -56,6 +56,25 @@ struct tiers_variant_stats {
 };
 void tiers_variant_stats(const struct tiers_variant *v, struct tiers_variant_stats *out);
 
+/* ---- pinned memory (pin.c) ---- */
+
+/* A region of this process that devices are to read from: locked as far as RLIMIT_MEMLOCK goes, in huge pages where base is a multiple of
+ * 2 MiB, and registered with CUDA where that is of use (cuda.c), all from its beginning as it is taken into use. The memory is the
+ * caller's. */
+struct pinned;
+struct pinned_stats {
+    uint64_t locked, collapsed, registered; /* bytes */
+    const char *lock_warning, *cuda_warning; /* NULL: none; borrowed until pinned_free */
+};
+/* no_pin and cuda_device are taken from o; NULL: their defaults. */
+int pinned_new(void *base, const struct larder_cache_options *o, struct pinned **p, struct larder_error *err);
+/* [base, base + end) is in use. Any thread. The driver is asked by a thread of its own, so registering takes effect a little later. It
+ * refuses to copy in one piece what lies across the end of a registration: pass only an `end` that nothing which is copied ever lies
+ * across, best all of it in one call. Registering populates memory. */
+void pinned_grow(struct pinned *p, uint64_t end);
+void pinned_stats(const struct pinned *p, struct pinned_stats *out);
+void pinned_free(struct pinned *p); /* unregisters: before the memory goes. NULL is allowed; in a forked child it only gives back memory */
+
 /* ---- the stack ---- */
 
 struct tiers;
@@ -131,6 +150,10 @@ struct tiers_counts tiers_fetch_counts(const struct tiers_fetch *f);
 /* Which tiers stand in front of the origin. */
 bool tiers_has_dram(const struct tiers *t);
 bool tiers_has_nvme(const struct tiers *t);
+/* The options of the stack's cache, for pinned_new; NULL: none. */
+const struct larder_cache_options *tiers_pin_options(const struct tiers *t);
+/* An epoch begins or is over: DRAM that is not registered with CUDA yet is, if this process uses CUDA by now. Never waits. */
+void tiers_register(const struct tiers *t);
 
 /* Records that were admitted to NVMe are found there only when they are written. Between two epochs, with nothing in flight,
  * tiers_settle waits for those (a few seconds at most, once), so that the next epoch finds all of them. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cache_args.c - the options that describe a cache: --dram, --nvme, --cache-name, --replacement, --no-pin,
- * --metrics.
+ * --cuda, --metrics.
  *
  * Without --dram and --nvme there is no cache; with --nvme alone its DRAM is off. Who names a directory wants it used:
  * records of local datasets are copied there too.
@@ -60,6 +60,18 @@ void option_replacement(struct tool *t, struct cache_args *a)
     static const char *const names[] = {"none", "fifo", NULL};
 
     option_choice(t, names, &a->o.replacement);
+}
+
+void option_cuda(struct tool *t, struct cache_args *a)
+{
+    unsigned device = 0;
+
+    if (strcmp(t->value, "off") == 0) {
+        a->o.cuda_device = LARDER_CUDA_IF_USED; /* and nothing here uses it */
+        return;
+    }
+    option_unsigned(t, 0, 1023, &device);
+    a->o.cuda_device = LARDER_CUDA_DEVICE((int)device);
 }
 
 int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache)

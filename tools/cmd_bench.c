@@ -18,7 +18,7 @@
 #include "tools/tools.h"
 
 enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, WORLD, RANK, LAST, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
-       REPLACEMENT, NO_PIN, METRICS, JSON };
+       REPLACEMENT, NO_PIN, CUDA, METRICS, JSON };
 
 const struct option_spec bench_options[] = {
     [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
@@ -42,6 +42,7 @@ const struct option_spec bench_options[] = {
     [CACHE_NAME] = {"cache-name", 0, "NAME", "default", "processes that give the same name share memory"},
     [REPLACEMENT] = {"replacement", 0, "none|fifo", "none", "what came in stays, or makes room for what comes"},
     [NO_PIN] = OPTION_NO_PIN,
+    [CUDA] = {"cuda", 0, "N|off", "0", "register --dram with CUDA through device N, if there is one, as a training process has it"},
     [METRICS] = {"metrics", 0, "FILE", NULL, "write Prometheus text after each epoch"},
     [JSON] = OPTION_JSON,
     OPTION_END,
@@ -186,6 +187,7 @@ static void print_cache(struct jsonl *j, const struct cache_args *a, const struc
     jsonl_bool(j, "shared", s.shared);
     jsonl_bool(j, "joined", s.joined);
     jsonl_u64(j, "locked_bytes", s.locked_bytes);
+    jsonl_u64(j, "registered_bytes", s.registered_bytes);
     if (a->o.dram_bytes != LARDER_DRAM_OFF)
         print_cache_tier(j, "dram", &s.dram, 1);
     if (a->o.n_nvme)
@@ -338,6 +340,7 @@ static int parse(struct tool *t, struct bench *b)
         case CACHE_NAME: b->cache.o.name = t->value; break;
         case REPLACEMENT: option_replacement(t, &b->cache); break;
         case NO_PIN: b->cache.o.no_pin = 1; break;
+        case CUDA: option_cuda(t, &b->cache); break;
         case METRICS: b->cache.metrics = t->value; break;
         case JSON: t->json = 1; break;
         }
@@ -363,6 +366,7 @@ int cmd_bench(struct tool *t)
     struct bench b = {.dataset = LARDER_DATASET_OPTIONS_INIT, .loader = LARDER_LOADER_OPTIONS_INIT};
 
     cache_args_init(&b.cache);
+    b.cache.o.cuda_device = LARDER_CUDA_DEVICE(0);
     b.loader.epochs = b.loader.world = 1;
     if (parse(t, &b) != OPTIONS_STOP)
         t->status = run_cached(t, &b);

@@ -207,6 +207,7 @@ void cache_args_init(struct cache_args *a);
 void option_dram(struct tool *t, struct cache_args *a);        /* SIZE or "auto" */
 void option_nvme(struct tool *t, struct cache_args *a);        /* DIR:SIZE, repeatable */
 void option_replacement(struct tool *t, struct cache_args *a); /* none|fifo */
+void option_cuda(struct tool *t, struct cache_args *a);        /* N|off */
 /* *cache stays NULL when none is wanted. Returns an exit status. Warnings go to stderr. */
 int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache);
 /* Those that have come since: a disk is full, memory cannot be locked. */

@@ -115,6 +115,8 @@ def compare(metrics, lines, cache, tiers):
             before = value
     if "dram" in tiers and look(metrics, "locked_bytes", cache, "dram") != last["locked_bytes"]:
         fail("locked bytes")
+    if "dram" in tiers and look(metrics, "registered_bytes", cache, "dram") < last["registered_bytes"]:
+        fail("registered bytes")
     misses = sum(line["tiers"]["origin"]["hits"] for line in lines)
     if misses != sum(line["tiers"][tiers[0]]["misses"] for line in lines) - sum(
             line["tiers"][t]["hits"] for line in lines for t in tiers[1:-1]):

@@ -613,7 +613,7 @@ static int lock_as_nobody(bool no_pin)
     for (uint64_t o = 0; o < 200; o++)
         CHECK_EQ(admit(d, space, o, 50000), LARDER_OK);
     dram_stats(d, &st);
-    CHECK(no_pin ? st.warning == NULL : st.warning && strstr(st.warning, "RLIMIT_MEMLOCK"));
+    CHECK(no_pin ? st.lock_warning == NULL : st.lock_warning && strstr(st.lock_warning, "RLIMIT_MEMLOCK"));
     CHECK(st.locked <= (no_pin ? 0 : 64 * KIB));
     arena_close(d);
     return atomic_load(&test_failures) ? 1 : 0;
@@ -628,7 +628,7 @@ TEST(pinning_may_be_refused_or_off)
             dram_no_pin(d);
         CHECK_EQ(admit(d, space_of(d, 0), 1, 50000), LARDER_OK);
         dram_stats(d, &st);
-        CHECK(no_pin ? st.locked == 0 && !st.warning : st.locked > 0 || st.warning);
+        CHECK(no_pin ? st.locked == 0 && !st.lock_warning : st.locked > 0 || st.lock_warning);
         arena_close(d);
     }
     bool real = true;
@@ -643,6 +643,122 @@ TEST(pinning_may_be_refused_or_off)
         CHECK_EQ(waitpid(pid, &status, 0), pid);
         CHECK_EQ(status, 0);
     }
+}
+
+/* ---- pieces that no record lies across ---- */
+
+struct lies { uint64_t at, end; };
+
+/* Where the records [0, n) of a space lie in the slab area. */
+static void where_they_lie(struct dram *d, uint32_t space, uint64_t n, struct lies *out)
+{
+    struct cached hit;
+    for (uint64_t o = 0; o < n; o++) {
+        REQUIRE(look(d, space, o, &hit, NULL, NULL));
+        out[o].at = (uint64_t)((const uint8_t *)hit.bytes - d->slabs);
+        out[o].end = out[o].at + hit.stored_len;
+    }
+}
+
+static uint32_t piece_length(uint64_t *rng) { return (uint32_t)rng_below(rng, 16) ? (uint32_t)rng_below(rng, 200000) : (uint32_t)rng_below(rng, 5u << 20); }
+
+TEST(no_record_lies_across_a_cut)
+{
+    static uint32_t lens[4000];
+    static struct lies at[4000];
+    uint64_t rng = 5, n = 0, cuts[64] = {0}, theirs = 0, n_cuts = 1;
+    struct dram *d = arena(96 * MIB, REPLACE_NONE, NULL), *e;
+    struct larder_error err;
+    uint32_t space = space_of(d, 0);
+    REQUIRE_OK(dram_open(d->share, &e, &err), &err); /* another who cuts */
+    CHECK_EQ(slab_cut(d, 0, 1), 0); /* nothing there yet */
+    for (; n < ARRAY_LEN(lens); n++) {
+        lens[n] = piece_length(&rng);
+        if (admit(d, space, n, lens[n]) != LARDER_OK)
+            break;
+        uint64_t from = cuts[n_cuts - 1], to = slab_cut(d, from, n > 100 ? 8 * MIB : 1);
+        CHECK(to == from || to >= from + (n > 100 ? 8 * MIB : 1));
+        if (to > from && n_cuts < 64)
+            cuts[n_cuts++] = to;
+        for (uint64_t last = UINT64_MAX; n % 50 == 0 && theirs != last;)
+            theirs = slab_cut(e, last = theirs, 3 * MIB);
+    }
+    CHECK(n > 200 && n_cuts > 5 && theirs > 40 * MIB);
+    where_they_lie(d, space, n, at);
+    for (uint64_t o = 0; o < n; o++) {
+        CHECK(there(d, space, o, lens[o]));
+        for (uint64_t i = 0; i < n_cuts; i++)
+            CHECK(at[o].end <= cuts[i] || cuts[i] <= at[o].at);
+        CHECK(at[o].end <= theirs || theirs <= at[o].at);
+    }
+    for (uint64_t i = 1; i < n_cuts; i++)
+        CHECK(cuts[i] > cuts[i - 1] && (cuts[i] % d->slab_bytes == 0 || i == n_cuts - 1));
+    /* in an arena that was filled without, the whole of it is one piece */
+    dram_close(e);
+    arena_close(d);
+    d = arena(32 * MIB, REPLACE_NONE, NULL);
+    space = space_of(d, 0);
+    for (n = 0; admit(d, space, n, 150000) == LARDER_OK; n++)
+        ;
+    uint64_t area = (uint32_t)atomic_load(&d->h->alloc) * ARENA_PAGE;
+    CHECK_EQ(slab_cut(d, 0, 2 * MIB), area);
+    CHECK_EQ(slab_cut(d, area, 1), area);
+    arena_close(d);
+}
+
+/* Threads that admit and one that cuts, for the thread checker. */
+struct cutting { struct dram *d; uint32_t space; uint64_t cuts[2000]; size_t n; atomic_bool over; atomic_uint_fast64_t next; };
+
+static void *cutter(void *arg)
+{
+    struct cutting *c = arg;
+    for (uint64_t from = 0; !atomic_load(&c->over) && c->n < ARRAY_LEN(c->cuts);) {
+        uint64_t to = slab_cut(c->d, from, 1);
+        if (to > from)
+            c->cuts[c->n++] = from = to;
+    }
+    return NULL;
+}
+
+static void *admitter(void *arg)
+{
+    struct cutting *c = arg;
+    static const uint8_t zeros[40000];
+    for (;;) {
+        struct cached r = {zeros, 39001, 39001, 0, 0};
+        if (dram_admit(c->d, c->space, atomic_fetch_add(&c->next, 1), &r, NULL) != LARDER_OK)
+            return NULL;
+    }
+}
+
+TEST(cutting_beside_admissions)
+{
+    static struct lies at[3000];
+    static struct cutting c;
+    pthread_t threads[3];
+    c.d = arena(40 * MIB, REPLACE_NONE, NULL);
+    c.space = space_of(c.d, 0);
+    for (int i = 0; i < 3; i++)
+        pthread_create(&threads[i], NULL, i ? admitter : cutter, &c);
+    pthread_join(threads[1], NULL);
+    pthread_join(threads[2], NULL);
+    atomic_store(&c.over, true);
+    pthread_join(threads[0], NULL);
+    uint64_t n = 0;
+    struct cached hit;
+    for (uint64_t o = 0; o < atomic_load(&c.next); o++) {
+        if (!look(c.d, c.space, o, &hit, NULL, NULL))
+            continue;
+        REQUIRE(n < ARRAY_LEN(at));
+        at[n].at = (uint64_t)((const uint8_t *)hit.bytes - c.d->slabs);
+        at[n].end = at[n].at + hit.stored_len;
+        n++;
+    }
+    CHECK(n > 900);
+    for (uint64_t o = 0; o < n; o++)
+        for (size_t i = 0; i < c.n; i++)
+            CHECK(at[o].end <= c.cuts[i] || c.cuts[i] <= at[o].at);
+    arena_close(c.d);
 }
 
 /* ---- processes ---- */
