@@ -18,9 +18,9 @@
  *
  * CAVEATS
  *
- *   Threads.  A struct larder_dataset may be used by any number of threads at once. A loader, a batch
- *             and a writer belong to one thread at a time. Functions named *_run use threads of their
- *             own and return when those have ended.
+ *   Threads.  A struct larder_dataset and a loader may be used by any number of threads at once; closing is left to one. A batch
+ *             and a writer belong to one thread at a time. Functions named *_run use threads of their own and return when those
+ *             have ended.
  *   fork().   Handles hold threads and rings. In a forked child every call on an inherited handle
  *             returns LARDER_EFORK, except the close and release calls, which free the child's memory
  *             and leave the parent's work alone. Open again in the child.
@@ -576,6 +576,19 @@ struct larder_bad_sample {
 };
 typedef void larder_bad_fn(void *user, const struct larder_bad_sample *bad);
 
+/* A global batch, for who assigns its samples to ranks. Borrowed during the call. */
+struct larder_assign_in {
+    uint64_t epoch, number, position; /* number: of the batch, in what the loader gives of the epoch; position: of its first sample */
+    const uint64_t *ordinals;         /* [n], by position */
+    const uint32_t *sources;          /* [n]: which dataset of a mix; NULL: there is one */
+    uint32_t n, world;
+};
+/* Writes the rank that each sample of a global batch goes to into ranks[n]: batch_size samples to each; of a short last batch (LAST_SHORT)
+ * n / world to each, and one more to each of the first n % world. A rank has its samples by position. It has to be a function of its
+ * arguments, and the same on all ranks: each calls it for itself, for every batch, from a thread of the loader. Anything but LARDER_OK ends
+ * the loader with that error. */
+typedef int larder_assign_fn(void *user, const struct larder_assign_in *in, uint32_t *ranks, struct larder_error *err);
+
 struct larder_loader_options {
     size_t struct_size;
     uint32_t batch_size;      /* samples a batch; 0: 256. The last batch of an epoch is short. */
@@ -608,8 +621,10 @@ struct larder_loader_options {
     size_t n_outputs;
     uint32_t threads;         /* decode threads; 0: one a CPU where there is something to decode */
     uint64_t fetch_size;      /* a window: samples requested together ... */
-    uint64_t threshold;       /* ... as soon as those requested and not yet given to the caller are no more than this (DELI III-B). Both 0:
-                               * half of staging_bytes each (DELI V-B) */
+    uint64_t threshold;       /* ... as soon as those requested and not yet given to the caller are no more than this (DELI III-B). Only one of
+                               * them: fetch_size 0 is as threshold (50/50, DELI V-B), threshold 0 lets a window be consumed first. Both 0: half of
+                               * staging_bytes each where the records of a window share GETs of a remote origin, else batch after batch,
+                               * as there is room. EINVAL when they cannot fit staging_bytes. */
     int on_bad_sample;        /* enum larder_on_bad */
     double max_bad;           /* REPLACE: a greater share of the samples asked for so far is an error, from the 1,000th on; 0: 0.001 */
     larder_bad_fn *bad;       /* told of each bad sample; from the thread that calls larder_loader_next(); may be NULL */
@@ -618,10 +633,20 @@ struct larder_loader_options {
     uint32_t decoded_side;    /* the shorter side of images kept; 0: 8/7 of the largest output's */
     int decoded_compress;     /* 1: kept compressed, losslessly */
     const char *trace;        /* a file for what each batch went through, in Chrome's trace format; replaced; NULL: none */
+    double split_begin, split_end; /* only samples whose keys, hashed with split_seed, fall into this part of [0, 1): 0, 0.9 for training and
+                               * 0.9, 1 for what is held back share no sample, and none changes sides when the dataset grows. Both 0: all. Keys
+                               * are read for it once a dataset handle. With weights: those of all samples, or of the filter's members. Not
+                               * with order. */
+    uint64_t split_seed;
+    const uint32_t *batch_lengths; /* [n_batch_lengths]: order_is_ranks: the batches that `order` is cut into, in turn and as they are; copied.
+                               * Together n_order, each 1 or more; with SHUFFLE_NONE, without weights and epoch_size. NULL: batch_size each */
+    uint64_t n_batch_lengths;
+    larder_assign_fn *assign; /* which rank gets which sample of a global batch; NULL: contiguous slices. Not with order_is_ranks. */
+    void *assign_user;
 };
 #define LARDER_LOADER_OPTIONS_INIT                                                                                                       \
     {sizeof(struct larder_loader_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0, 0, 0, NULL, NULL, NULL, 0, 0, NULL, NULL, 0, \
-     0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL}
+     0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, NULL, NULL}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
  * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
@@ -631,6 +656,12 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
 
 /* Stops what is in flight and frees; NULL is allowed. Batches still held become invalid. */
 void larder_loader_close(struct larder_loader *ld);
+
+/* What becomes of a mix when one of its datasets is exhausted. */
+enum larder_exhausted {
+    LARDER_EXHAUSTED_REPEAT = 0, /* it walks on, through a new permutation; the epoch ends when all have been */
+    LARDER_EXHAUSTED_STOP = 1    /* the epoch ends; the next one begins new permutations of all */
+};
 
 /* A batch of samples in epoch order, all fields, borrowed until larder_batch_release(). */
 struct larder_batch {
@@ -655,8 +686,18 @@ struct larder_batch {
  * every further call returns the same error: ECORRUPT (names shard, slot and offset), EIO, ENOTFOUND (a shard is missing),
  * EREMOTE, EBUSY (a shard was replaced while it was read), ENOMEM (the batch does not fit the staging budget: says how much it needs),
  * EFORK. Batches before the damaged one are
- * delivered first. *batch is NULL unless LARDER_OK. */
+ * delivered first. *batch is NULL unless LARDER_OK.
+ * Several threads may call at once: batches are given in the order of the calls, and one of the calls gets LARDER_END. */
 int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err);
+
+/* Goes on at position (samples of the epoch over all ranks, as in a state) of epoch: the next larder_loader_next() gives a batch that begins
+ * there. What is in flight is given up; batches that the caller holds stay valid. Also backwards, and after an error, which it mends.
+ * Calls of larder_loader_next() under way in other threads come first.
+ * Errors: EINVAL (beyond the epochs or the epoch: nothing has changed), EFORK, ENOMEM, EIO (the loader is spent until another seek). */
+int larder_loader_seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, struct larder_error *err);
+
+/* The same, to where a state says. EINVAL when it is not this loader's: as larder_loader_options.state. */
+int larder_loader_load_state(struct larder_loader *ld, const char *text, struct larder_error *err);
 
 /* Gives the batch's slot back to be filled; NULL is allowed. Any thread; does not block. */
 void larder_batch_release(const struct larder_batch *batch);
@@ -699,6 +740,7 @@ struct larder_loader_stats {
  * larder_loader_options.state, which refuses another dataset, lineage, number of samples, seed or order, naming both values.
  * EINVAL (cap too small), ENOMEM, EFORK. */
 #define LARDER_STATE_MAX 512
+#define LARDER_STATE_BYTES(n_sources) (LARDER_STATE_MAX + 192 * (size_t)(n_sources)) /* of a mix */
 int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err);
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */

@@ -6,9 +6,10 @@
  * the statistics of the epoch that runs. What an epoch's batches cost (reads, bytes) comes with each batch, so that reads
  * made ahead for the next epoch are counted there.
  *
- * A loader belongs to one thread at a time; batches may be released by any.
+ * Any number of threads may call: each call takes a turn, in which it has the stage for itself, and the lock guards what is counted. A wait
+ * for the turn counts towards the call's timeout, but not as a stall: so that the stalls of an epoch are no more than its time.
  */
-#include "loader/loader_int.h"
+#include "loader/prep_int.h"
 
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #define STAGING_DEFAULT (256 * MIB)
 #define TIMEOUT_MS_DEFAULT 120000
 #define NOTICE_MS_DEFAULT 30000
+#define THREADS_MAX 1024
 
 struct larder_loader {
     struct stage *stage;
@@ -28,7 +30,15 @@ struct larder_loader {
     struct alias *alias;
     uint64_t *list;
     struct slicing slicing;
+    uint64_t digest;              /* of all that the order depends on */
     const struct manifest *manifest;
+    struct prep *prep;            /* NULL: values as they are */
+    uint64_t first_epoch;
+    struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
+
+    pthread_mutex_t lock;         /* guards all below, which only whose turn it is changes */
+    pthread_cond_t turned;
+    uint64_t turns, turn;         /* given out; whose it is */
     uint64_t batches;             /* of the epoch that runs or comes next */
     uint64_t position;            /* where that epoch began: 0 but after a resume */
     uint64_t epoch, last_epoch;   /* last_epoch: the one after the last; epoch == last_epoch is the end */
@@ -36,8 +46,6 @@ struct larder_loader {
     uint64_t number;              /* of the next batch */
     uint64_t begin_ns;            /* first call of this epoch; 0: not yet */
     struct larder_loader_stats stats;
-    uint64_t first_epoch;
-    struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
 };
 
 static int loader_check(const struct larder_loader *ld, struct larder_error *err)
@@ -73,6 +81,10 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         return err_set(err, LARDER_EINVAL, "larder_loader_options: order_is_ranks without an order");
     if (o->queue_depth > 4096)
         return err_set(err, LARDER_EINVAL, "larder_loader_options.queue_depth: %u is more than 4096", o->queue_depth);
+    if (o->threads > THREADS_MAX)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.threads: %u is more than %d", o->threads, THREADS_MAX);
+    if (o->n_outputs && !o->outputs)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options: n_outputs is %zu and outputs is NULL", o->n_outputs);
     if (o->epochs > UINT64_MAX - o->epoch)
         return err_set(err, LARDER_EINVAL, "larder_loader_options: epoch + epochs is more than 2^64 - 1");
     if (o->staging_bytes && o->staging_bytes < STORE_PAGE)
@@ -82,6 +94,8 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         o->batch_size = BATCH_SIZE_DEFAULT;
     if (!o->staging_bytes)
         o->staging_bytes = staging_default();
+    if (!o->fetch_size)
+        o->fetch_size = o->threshold; /* 50/50 */
     if (!o->timeout_ms)
         o->timeout_ms = TIMEOUT_MS_DEFAULT;
     if (!o->notice_ms)
@@ -135,7 +149,7 @@ static int slicing_take(struct larder_loader *ld, const struct larder_loader_opt
 
     if (last == LARDER_LAST_AUTO)
         last = world == 1 ? LARDER_LAST_SHORT : o->shuffle == LARDER_SHUFFLE_NONE ? LARDER_LAST_PAD : LARDER_LAST_DROP;
-    ld->slicing = (struct slicing){o->batch_size, world, rank, last};
+    ld->slicing = (struct slicing){.batch_size = o->batch_size, .world = world, .rank = rank, .last = last};
     if (last == LARDER_LAST_DROP && length > 0 && length < g)
         return err_set(err, LARDER_EINVAL, "an epoch of %llu samples has no whole batch of %llu (batch_size %u x world %u), and last is to be "
                        "dropped: lower batch_size, or ask for LARDER_LAST_SHORT or _PAD", (unsigned long long)length, (unsigned long long)g,
@@ -143,27 +157,28 @@ static int slicing_take(struct larder_loader *ld, const struct larder_loader_opt
     return LARDER_OK;
 }
 
-/* What the state of this loader has whatever comes. */
-static struct state state_now(const struct larder_loader *ld)
+/* Where the run stands if no batch of its epoch was given; source: room for its dataset. */
+static struct state state_now(const struct larder_loader *ld, struct state_source *source)
 {
-    struct state s = {.generation = ld->manifest->generation, .samples = ld->manifest->samples, .seed = ld->order.seed,
-                      .order = order_digest(&ld->order), .epoch = ld->epoch, .position = 0};
-
-    memcpy(s.uuid, ld->manifest->uuid, 16);
-    memcpy(s.lineage, ld->manifest->lineage, 16);
-    return s;
+    *source = (struct state_source){.generation = ld->manifest->generation, .samples = ld->manifest->samples};
+    memcpy(source->uuid, ld->manifest->uuid, 16);
+    memcpy(source->lineage, ld->manifest->lineage, 16);
+    return (struct state){.seed = ld->order.seed, .order = ld->digest, .epoch = ld->epoch, .n = 1, .source = source};
 }
 
 static int state_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    struct state saved, now = state_now(ld);
+    struct state_source source;
+    struct state saved, now = state_now(ld, &source);
     int rc;
 
     if (!o->state)
         return LARDER_OK;
     rc = state_decode(o->state, strlen(o->state), &saved, err);
-    if (!rc)
-        rc = state_check(&saved, &now, order_length(&ld->order), err);
+    if (rc)
+        return rc;
+    rc = state_check(&saved, &now, order_length(&ld->order), err);
+    state_release(&saved);
     if (rc)
         return rc;
     if (saved.epoch < o->epoch || (o->epochs && saved.epoch > o->epoch + o->epochs))
@@ -174,6 +189,34 @@ static int state_take(struct larder_loader *ld, const struct larder_loader_optio
         ld->position = order_length(&ld->order); /* all is done */
     ld->epoch = saved.epoch;
     return LARDER_OK;
+}
+
+/* A window of samples has to fit the staging buffer together with those that its threshold leaves there, as far as their sizes are known:
+ * what DRAM has takes up nothing. */
+static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
+{
+    const struct manifest *m = ld->manifest;
+    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), stored = 0;
+    double sample, need;
+
+    if (!o->fetch_size || m->samples == 0)
+        return LARDER_OK;
+    most = MIN(most, order_length(&ld->order) * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
+    for (size_t i = 0; i < m->n_shards; i++)
+        stored += m->shards[i].stored_bytes;
+    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->ds->tiers) ? 0 : (double)stored / (double)m->samples);
+    need = (double)most * sample;
+    if (need > (double)o->staging_bytes)
+        return err_set(err, LARDER_EINVAL, "fetch_size %llu and threshold %llu: so many samples take about %.0f bytes, and staging_bytes is %zu: "
+                       "lower them, or raise it", (unsigned long long)o->fetch_size, (unsigned long long)o->threshold, need, o->staging_bytes);
+    return LARDER_OK;
+}
+
+static unsigned threads_wanted(const struct larder_loader *ld, const struct larder_loader_options *o)
+{
+    if (o->threads)
+        return o->threads;
+    return ld->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
 }
 
 static void loader_free(struct larder_loader *ld)
@@ -215,6 +258,10 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     if (!rc)
         rc = slicing_take(ld, &o, err);
     if (!rc)
+        ld->digest = batch_plan_digest(&(struct batch_plan){.order = ld->order, .slicing = ld->slicing});
+    if (!rc)
+        rc = window_check(ld, &o, err);
+    if (!rc)
         rc = state_take(ld, &o, err);
     if (rc) {
         loader_free(ld);
@@ -235,6 +282,11 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.notice_ms = o.notice_ms;
     so.waiting = o.waiting;
     so.user = o.user;
+    so.prep = ld->prep;
+    so.n_outputs = ld->prep ? (uint32_t)o.n_outputs : 0;
+    so.threads = threads_wanted(ld, &o);
+    so.fetch_size = o.fetch_size;
+    so.threshold = o.threshold;
     ld->first_epoch = ld->epoch;
     estimate_epoch(ds, &ld->order, &ld->slicing, &ld->first);
     rc = stage_open(&so, &ld->stage, err);
@@ -242,6 +294,8 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
         loader_free(ld);
         return rc;
     }
+    pthread_mutex_init(&ld->lock, NULL);
+    pthread_cond_init(&ld->turned, NULL);
     *out = ld;
     return 0;
 }
@@ -250,12 +304,47 @@ void larder_loader_close(struct larder_loader *ld)
 {
     if (!ld)
         return;
-    if (getpid() == ld->pid)
+    if (getpid() == ld->pid) {
         stage_close(ld->stage);
-    else
+        pthread_cond_destroy(&ld->turned);
+        pthread_mutex_destroy(&ld->lock);
+    } else {
         stage_abandon(ld->stage);
+    }
     loader_free(ld);
 }
+
+/* ---- turns ---- */
+
+/* Waits for the turn of this call; when it began to wait, 0: it did not. */
+static uint64_t turn_take(struct larder_loader *ld)
+{
+    uint64_t mine, since = 0;
+
+    pthread_mutex_lock(&ld->lock);
+    mine = ld->turns++;
+    if (ld->turn != mine)
+        since = now_ns();
+    while (ld->turn != mine)
+        pthread_cond_wait(&ld->turned, &ld->lock);
+    pthread_mutex_unlock(&ld->lock);
+    return since;
+}
+
+static void turn_end(struct larder_loader *ld)
+{
+    pthread_mutex_lock(&ld->lock);
+    ld->turn++;
+    if (ld->turn != ld->turns)
+        pthread_cond_broadcast(&ld->turned);
+    pthread_mutex_unlock(&ld->lock);
+}
+
+/* For functions that only look: the lock is no part of what a const loader is. */
+static void look(const struct larder_loader *ld) { pthread_mutex_lock((pthread_mutex_t *)&ld->lock); }
+static void looked(const struct larder_loader *ld) { pthread_mutex_unlock((pthread_mutex_t *)&ld->lock); }
+
+/* ---- batches ---- */
 
 /* The first call of an epoch starts its clock. */
 static void epoch_begin(struct larder_loader *ld)
@@ -299,9 +388,39 @@ static void count(struct larder_loader *ld, const struct larder_batch *b, const 
     tier_add(&s->origin, &cost->io.origin);
 }
 
-int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err)
+/* Is there a batch to wait for? LARDER_END: an epoch ends here, or all have ended. */
+static int next_begin(struct larder_loader *ld)
+{
+    if (!ld->endless && ld->epoch == ld->last_epoch)
+        return LARDER_END;
+    if (!ld->begin_ns)
+        epoch_begin(ld);
+    return ld->number == ld->batches ? epoch_end(ld) : LARDER_OK;
+}
+
+/* In this call's turn. */
+static int next(struct larder_loader *ld, uint64_t since_ns, const struct larder_batch **batch, struct larder_error *err)
 {
     struct stage_cost cost;
+    int rc;
+
+    pthread_mutex_lock(&ld->lock);
+    rc = next_begin(ld);
+    pthread_mutex_unlock(&ld->lock);
+    if (rc)
+        return rc;
+    rc = stage_next(ld->stage, since_ns, batch, &cost, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&ld->lock);
+    ld->number++;
+    count(ld, *batch, &cost);
+    pthread_mutex_unlock(&ld->lock);
+    return 0;
+}
+
+int larder_loader_next(struct larder_loader *ld, const struct larder_batch **batch, struct larder_error *err)
+{
     int rc;
 
     if (!batch)
@@ -310,30 +429,83 @@ int larder_loader_next(struct larder_loader *ld, const struct larder_batch **bat
     rc = loader_check(ld, err);
     if (rc)
         return rc;
-    if (!ld->endless && ld->epoch == ld->last_epoch)
-        return LARDER_END;
-    if (!ld->begin_ns)
-        epoch_begin(ld);
-    if (ld->number == ld->batches)
-        return epoch_end(ld);
-    rc = stage_next(ld->stage, batch, &cost, err);
+    rc = next(ld, turn_take(ld), batch, err);
+    turn_end(ld);
+    return rc;
+}
+
+/* In this call's turn. */
+static int seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, struct larder_error *err)
+{
+    uint64_t length = order_length(&ld->order);
+    bool end = !ld->endless && epoch == ld->last_epoch;
+    int rc;
+
+    if ((!ld->endless && epoch > ld->last_epoch) || (end && position))
+        return err_set(err, LARDER_EINVAL, "seek to position %llu of epoch %llu: the last epoch is %llu", (unsigned long long)position,
+                       (unsigned long long)epoch, (unsigned long long)ld->last_epoch - 1);
+    if (position > length)
+        return err_set(err, LARDER_EINVAL, "seek to position %llu of an epoch of %llu", (unsigned long long)position, (unsigned long long)length);
+    rc = stage_seek(ld->stage, epoch, ld->endless ? 0 : MAX(ld->last_epoch - epoch, (uint64_t)1), end ? length : position, err);
+    pthread_mutex_lock(&ld->lock);
+    ld->epoch = epoch;
+    ld->position = position;
+    ld->number = 0;
+    ld->batches = slicing_batches(&ld->slicing, position, length);
+    ld->begin_ns = 0;
+    ld->stats = (struct larder_loader_stats){.epoch = epoch, .order_bytes = ld->stats.order_bytes};
+    pthread_mutex_unlock(&ld->lock);
+    return rc;
+}
+
+int larder_loader_seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, struct larder_error *err)
+{
+    int rc = loader_check(ld, err);
+
     if (rc)
         return rc;
-    ld->number++;
-    count(ld, *batch, &cost);
-    return 0;
+    turn_take(ld);
+    rc = seek(ld, epoch, position, err);
+    turn_end(ld);
+    return rc;
+}
+
+int larder_loader_load_state(struct larder_loader *ld, const char *text, struct larder_error *err)
+{
+    struct state_source source;
+    struct state saved, now;
+    int rc = loader_check(ld, err);
+
+    if (rc == 0 && !text)
+        rc = err_set(err, LARDER_EINVAL, "larder_loader_load_state: text is NULL");
+    if (rc == 0)
+        rc = state_decode(text, strlen(text), &saved, err);
+    if (rc)
+        return rc;
+    turn_take(ld);
+    now = state_now(ld, &source);
+    rc = state_check(&saved, &now, order_length(&ld->order), err);
+    state_release(&saved);
+    if (rc == 0)
+        rc = seek(ld, saved.epoch, saved.position, err);
+    turn_end(ld);
+    return rc;
 }
 
 int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estimate *estimate, struct larder_error *err)
 {
     struct larder_loader_estimate e = {0};
     int rc = loader_check(ld, err);
+    bool first;
 
     if (rc == 0)
         rc = result_check(estimate, sizeof(e), "larder_loader_estimate", err);
     if (rc)
         return rc;
-    if (ld->epoch == ld->first_epoch)
+    look(ld);
+    first = ld->epoch == ld->first_epoch;
+    looked(ld);
+    if (first)
         e = ld->first;
     else
         estimate_epoch(ld->ds, &ld->order, &ld->slicing, &e);
@@ -356,8 +528,11 @@ int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, 
         return rc;
     if (!text)
         return err_set(err, LARDER_EINVAL, "larder_loader_state: text is NULL");
-    struct state s = state_now(ld);
-    s.position = MIN(ld->position + ld->number * ld->slicing.batch_size * ld->slicing.world, order_length(&ld->order));
+    struct state_source source;
+    look(ld);
+    struct state s = state_now(ld, &source);
+    s.position = slicing_position(&ld->slicing, ld->position, order_length(&ld->order), ld->number);
+    looked(ld);
     rc = state_encode(&s, &out, err);
     if (rc)
         return rc;
@@ -377,9 +552,11 @@ int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_sta
         rc = result_check(stats, sizeof(s), "larder_loader_stats", err);
     if (rc)
         return rc;
+    look(ld);
     s = ld->stats;
     if (ld->begin_ns)
         s.seconds_ns = now_ns() - ld->begin_ns;
+    looked(ld);
     result_give(stats, &s, sizeof(s));
     return 0;
 }

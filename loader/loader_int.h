@@ -49,20 +49,93 @@ void order_fill(const struct order *o, uint64_t epoch, uint64_t first, size_t co
 /* Where in a pass (an epoch, without epoch_size) a sample stands. False: nowhere, or nobody can say (weights, a list). */
 bool order_find(const struct order *o, uint64_t pass, uint64_t ordinal, uint64_t *position);
 
+/* One pass of an order, prepared: for who asks for places here and there. Begins as zeros. */
+struct blocks { struct perm perm; uint64_t n, block, window, short_at, lack; };
+struct order_walk { bool ready; uint64_t pass, window, begin; struct perm perm; struct blocks blocks; };
+/* The ordinal at a place of the endless walk: pass x n + position. The same w goes with the same o. */
+uint64_t order_at(const struct order *o, struct order_walk *w, uint64_t place);
+
+/* ---- datasets mixed by weight (mix.c): pure ---- */
+
+#define MIX_SOURCES_MAX 256u
+#define MIX_WEIGHT_MIN (1.0 / (1 << 20)) /* of all weights together */
+
+struct mix_source {
+    struct order order;    /* its own; epoch_size 0, seed of its own */
+    double weight;         /* as given; by size: 0 */
+    uint64_t share;        /* of what the sources before it leave, in units of 2^-64 */
+    uint64_t each;         /* an epoch takes so many, or one more or less where the walks go on */
+};
+struct mix {
+    uint32_t n, last;      /* last: the one that takes all that is left */
+    struct mix_source *source;
+    uint64_t seed, length, block; /* length: of an epoch; block: positions that are shuffled together */
+    int shuffle;           /* enum larder_shuffle */
+    bool restart;          /* each epoch begins a new pass of every source */
+};
+/* Copies orders[n]; what they point to is borrowed. weights NULL: by their n. exhausted: enum larder_exhausted. epoch_size 0: as that
+ * says. */
+int mix_new(const struct order *orders, const double *weights, uint32_t n, uint64_t seed, int shuffle, uint64_t epoch_size, int exhausted,
+            struct mix **m, struct larder_error *err);
+void mix_free(struct mix *m);
+/* A position of an epoch <-> a place in the walk of a source. False: no epoch comes to that place. */
+void mix_at(const struct mix *m, uint64_t epoch, uint64_t position, uint32_t *source, uint64_t *place);
+bool mix_find(const struct mix *m, uint32_t source, uint64_t place, uint64_t *epoch, uint64_t *position);
+/* Samples at positions [first, first + count) of an epoch; first + count <= length. */
+void mix_fill(const struct mix *m, uint64_t epoch, uint64_t first, size_t count, uint64_t *ordinals, uint32_t *sources);
+
+/* ---- what is in a batch (batch_plan.c): pure but for the caller's function ---- */
+
 /* How an epoch is cut into batches, and which part of each is a rank's. */
-struct slicing { uint32_t batch_size, world, rank; int last; /* enum larder_last, not AUTO */ };
+struct slicing {
+    uint32_t batch_size, world, rank;
+    int last;             /* enum larder_last, not AUTO */
+    const uint64_t *ends; /* [n_ends], ascending: batches that end there, one rank's, instead of equal ones; NULL: none */
+    uint64_t n_ends;
+};
 /* Batches of each rank in positions [from, length). */
 uint64_t slicing_batches(const struct slicing *s, uint64_t from, uint64_t length);
+/* The position that the first `number` batches from `from` on come to, all ranks together. */
+uint64_t slicing_position(const struct slicing *s, uint64_t from, uint64_t length, uint64_t number);
 /* A rank's part of a global batch: positions [position, position + n), beyond the epoch's end from its beginning again; the first
  * `valid` count. n may be 0: the others have what is left. */
 struct slice { uint64_t position; uint32_t n, valid; };
 struct slice slicing_batch(const struct slicing *s, uint64_t from, uint64_t length, uint64_t number);
 void order_slice(const struct order *o, uint64_t epoch, const struct slice *s, uint64_t *ordinals);
 
+/* Everything that says what a rank's batches are. Constant but for the room for global batches, which belongs to one thread. */
+struct batch_plan {
+    struct order order;       /* with a mix: its seed and shuffle only */
+    const struct mix *mix;    /* NULL: one dataset */
+    struct slicing slicing;
+    larder_assign_fn *assign; /* NULL: contiguous slices */
+    void *assign_user;
+    uint64_t *ordinals;       /* [batch_size x world] with assign, as below; owned */
+    uint32_t *sources, *ranks;
+};
+int batch_plan_prepare(struct batch_plan *p, struct larder_error *err); /* makes the room */
+void batch_plan_release(struct batch_plan *p);
+uint64_t batch_plan_bytes(const struct batch_plan *p); /* of the room */
+uint64_t batch_plan_length(const struct batch_plan *p); /* positions in an epoch */
+/* Batch `number` of positions [from, length) of an epoch. First its size, by slicing_batch(); then the samples of that slice: ordinals[n],
+ * with a mix sources[n], with assign positions[n] (else untouched), and position and valid as assign makes them. EINVAL: what the caller's
+ * function gave cannot be; or what it returned. */
+int batch_plan_fill(struct batch_plan *p, uint64_t epoch, uint64_t from, uint64_t number, struct slice *slice, uint64_t *ordinals,
+                    uint32_t *sources, uint64_t *positions, struct larder_error *err);
+
 /* ---- where a run stands (state.c): pure ---- */
 
-struct state { uint8_t uuid[16], lineage[16]; uint64_t generation, samples, seed, order /* its digest */, epoch, position; };
+/* A dataset of a run; weight: the bits of a mix's, else 0. */
+struct state_source { uint8_t uuid[16], lineage[16]; uint64_t generation, samples, weight; };
+struct state {
+    uint64_t seed, order /* a digest */, epoch, position;
+    bool mix;
+    uint32_t n; /* 1 but for a mix */
+    struct state_source *source; /* [n] */
+};
+void state_release(struct state *s); /* what decode made */
 uint64_t order_digest(const struct order *o);
+uint64_t batch_plan_digest(const struct batch_plan *p); /* all that the order of a run depends on */
 int state_encode(const struct state *s, struct buf *out, struct larder_error *err);
 int state_decode(const char *text, size_t len, struct state *s, struct larder_error *err); /* EINVAL: not one; EVERSION */
 /* EINVAL naming the first thing that differs, with both values; length: of an epoch. generation may differ. */
@@ -144,6 +217,7 @@ void result_give(void *result, const void *filled, size_t size);
 /* ---- the staging buffer (stage.c) ---- */
 
 struct stage;
+struct prep;
 
 struct stage_options {
     struct store *store;
@@ -157,6 +231,10 @@ struct stage_options {
     uint32_t timeout_ms, notice_ms; /* 0: without end; never */
     larder_notice_fn *waiting;
     void *user;
+    const struct prep *prep;  /* what becomes of the values; NULL: they are delivered as they are. Borrowed */
+    uint32_t n_outputs;       /* of it */
+    unsigned threads;         /* that decode; 0: the fetch thread does */
+    uint64_t fetch_size, threshold; /* a window, in samples; fetch_size 0: as pays */
 };
 
 /* The cache of a handle; NULL for NULL (cache_api.c). */
@@ -170,14 +248,17 @@ struct stage_cost {
 };
 
 int stage_open(const struct stage_options *o, struct stage **st, struct larder_error *err);
-/* Ends the fetch thread and frees all. */
+/* Ends its threads and frees all. */
 void stage_close(struct stage *st);
-/* In a forked child, which has no fetch thread: frees memory only. */
+/* In a forked child, which has none of its threads: frees memory only. */
 void stage_abandon(struct stage *st);
-/* The next batch of all epochs in order; the caller does not ask beyond the last. EINVAL when the caller's own batches
- * leave no room: it may release one and ask again; ETIMEOUT: it may ask again too. Any other error ends the stage and comes
- * again at every call. */
-int stage_next(struct stage *st, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err);
+/* The next batch of all epochs in order; the caller does not ask beyond the last. since_ns: when its wait began, if that was before this
+ * call; else 0. EINVAL when the caller's own batches leave no room: it may release one and ask again; ETIMEOUT: it may ask again too.
+ * Any other error ends the stage and comes again at every call. One thread at a time. */
+int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **batch, struct stage_cost *cost, struct larder_error *err);
+/* Gives up what is not held and goes on at position of epoch, for so many epochs (0: without end). Not beside stage_next. What fails
+ * here every call gives, as after any failure; another seek may mend it. */
+int stage_seek(struct stage *st, uint64_t epoch, uint64_t epochs, uint64_t position, struct larder_error *err);
 void stage_release(const struct larder_batch *batch);
 
 #endif

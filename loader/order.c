@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * order.c - which sample stands where in an epoch, and which part of it is a rank's.
+ * order.c - which sample stands where in an epoch.
  *
  *     place in the walk = epoch * length + position          (epochs follow each other without a gap)
  *     pass, k = place / n, place % n                         (each pass over the n candidates is shuffled anew)
@@ -12,7 +12,7 @@
  * size, world, threads or timing. So every future access is known without being stored or exchanged (HDMLP 3). The inverse says where
  * in a pass a sample stands.
  *
- * A global batch is world x batch_size positions in turn; each rank has a contiguous slice of it, and all ranks equally many batches.
+ * What of it is in a rank's batches says batch_plan.c; several datasets at once are mix.c's.
  *
  * Pure: no clock, no I/O, no threads. Memory: none, but one bit and an eighth a sample for a filter, 8 bytes for weights.
  */
@@ -194,8 +194,6 @@ static uint64_t alias_draw(const struct alias *a, uint64_t seed, uint64_t place)
 uint64_t order_length(const struct order *o) { return o->epoch_size ? o->epoch_size : o->n; }
 
 /* Block shuffle of one pass: where things begin when the last block is short. */
-struct blocks { struct perm perm; uint64_t n, block, window, short_at, lack; };
-
 static void blocks_init(const struct order *o, uint64_t pass, struct blocks *b)
 {
     b->n = (o->n + o->block - 1) / o->block;
@@ -278,6 +276,40 @@ void order_fill(const struct order *o, uint64_t epoch, uint64_t first, size_t co
         ordinals[i] = o->list ? o->list[ordinals[i]] : subset_select(o->subset, ordinals[i]);
 }
 
+/* The k-th candidate of a pass, of a block shuffle: what is prepared serves its neighbours. */
+static uint64_t walk_blocks(const struct order *o, struct order_walk *w, uint64_t pass, uint64_t k)
+{
+    if (!w->ready || w->pass != pass) {
+        blocks_init(o, pass, &w->blocks);
+        w->window = UINT64_MAX;
+    }
+    uint64_t at = block_at(&w->blocks, k);
+    if (w->window != at / o->window) {
+        w->window = at / o->window;
+        window_init(o, &w->blocks, pass, at, &w->perm, &w->begin);
+    }
+    k = w->begin + perm_at(&w->perm, k - w->begin);
+    at = block_at(&w->blocks, k);
+    return perm_at(&w->blocks.perm, at) * o->block + (k - block_begin(&w->blocks, at));
+}
+
+uint64_t order_at(const struct order *o, struct order_walk *w, uint64_t place)
+{
+    uint64_t pass = place / o->n, k = place % o->n;
+    if (o->alias) {
+        k = alias_draw(o->alias, o->seed, place);
+    } else if (o->shuffle == LARDER_SHUFFLE_FULL) {
+        if (!w->ready || w->pass != pass)
+            perm_init(&w->perm, o->seed, pass, o->n);
+        k = perm_at(&w->perm, k);
+    } else if (o->shuffle == LARDER_SHUFFLE_BLOCK) {
+        k = walk_blocks(o, w, pass, k);
+    }
+    w->ready = true;
+    w->pass = pass;
+    return o->list ? o->list[k] : o->subset ? subset_select(o->subset, k) : k;
+}
+
 bool order_find(const struct order *o, uint64_t pass, uint64_t ordinal, uint64_t *position)
 {
     struct perm perm;
@@ -299,39 +331,4 @@ bool order_find(const struct order *o, uint64_t pass, uint64_t ordinal, uint64_t
     }
     *position = c;
     return true;
-}
-
-/* ---- batches ---- */
-
-uint64_t slicing_batches(const struct slicing *s, uint64_t from, uint64_t length)
-{
-    uint64_t g = (uint64_t)s->batch_size * s->world, left = length > from ? length - from : 0;
-    return left / g + (s->last != LARDER_LAST_DROP && left % g != 0);
-}
-
-struct slice slicing_batch(const struct slicing *s, uint64_t from, uint64_t length, uint64_t number)
-{
-    uint64_t g = (uint64_t)s->batch_size * s->world, begin = from + number * g, left = length - begin;
-    struct slice whole = {begin + (uint64_t)s->rank * s->batch_size, s->batch_size, s->batch_size};
-    if (left >= g)
-        return whole;
-    if (s->last == LARDER_LAST_PAD) { /* what is missing is taken from the beginning of the epoch, and marked */
-        uint64_t mine = (uint64_t)s->rank * s->batch_size;
-        whole.valid = left > mine ? (uint32_t)MIN(left - mine, (uint64_t)s->batch_size) : 0;
-        return whole;
-    }
-    uint64_t each = left / s->world, more = left % s->world; /* as even as it can be */
-    uint32_t n = (uint32_t)(each + (s->rank < more));
-    return (struct slice){begin + s->rank * each + MIN((uint64_t)s->rank, more), n, n};
-}
-
-void order_slice(const struct order *o, uint64_t epoch, const struct slice *s, uint64_t *ordinals)
-{
-    uint64_t length = order_length(o);
-    for (uint32_t done = 0; done < s->n;) {
-        uint64_t at = (s->position + done) % length;
-        size_t n = (size_t)MIN((uint64_t)(s->n - done), length - at);
-        order_fill(o, epoch, at, n, ordinals + done);
-        done += (uint32_t)n;
-    }
 }

@@ -124,6 +124,49 @@ struct prep {
     bool heavy;
 };
 
+/* ---- what stands in for bad samples (bad.c) ---- */
+
+#define BAD_TRIES 64u
+/* The position of the same epoch whose sample stands in for the one at `position`, or, when that is bad too, the next try's. Pure; length
+ * is 1 or more. */
+uint64_t bad_position(uint64_t seed, uint64_t epoch, uint64_t position, uint32_t try, uint64_t length);
+
+/* A bad sample of a batch. */
+struct bad_note { uint64_t position, ordinal, substitute; char message[244]; };
+/* Of one batch, in any order until they are sorted. */
+struct bad_notes { struct bad_note *notes; size_t n, cap; };
+int bad_add(struct bad_notes *b, const struct bad_note *note, struct larder_error *err);
+void bad_sort(struct bad_notes *b); /* by position, and then as they were added */
+void bad_release(struct bad_notes *b);
+
+/* "sample 'n02_77' (ordinal 40312, shard 17 slot 88), " and why. Reads the key; what cannot be read is left out. */
+void bad_describe(struct store *s, uint64_t ordinal, const char *why, char message[244]);
+/* FAIL: ECORRUPT with that, and what to do about it. uri: of the dataset. */
+int bad_refuse(const char *message, const char *uri, uint64_t ordinal, struct larder_error *err);
+
+/* How many there were, of how many that were asked for: since a loader was opened. */
+#define BAD_SHARE_FROM 1000u
+#define BAD_FIRST 4u
+struct bad_count { uint64_t asked, bad; uint64_t first[BAD_FIRST]; /* ordinals, each once */ unsigned n_first; };
+/* A batch of so many samples was delivered. ECORRUPT when there are more than max_bad of those asked for, from the BAD_SHARE_FROM-th on: names
+ * counts and the first few. */
+int bad_account(struct bad_count *c, double max_bad, uint64_t samples, const struct bad_notes *b, struct larder_error *err);
+
+/* ---- what batches went through (trace.c) ---- */
+
+struct trace;
+enum { TRACE_PLAN = 1, TRACE_WORK = 2, TRACE_CONSUMER = 1000 }; /* threads: the one that plans; workers from 2 on; the caller's */
+/* path is replaced. All other calls take NULL, and do nothing then. */
+int trace_open(const char *path, struct trace **t, struct larder_error *err);
+/* Writes what is left, and the end. In a forked child memory only. */
+void trace_close(struct trace *t);
+void trace_thread(struct trace *t, uint32_t thread, const char *name);
+/* One thread was at it from begin to end (now_ns()): "plan", "decode". Any thread; never waits for the disk. */
+struct trace_batch { uint64_t seq, epoch, number; uint32_t samples; };
+void trace_span(struct trace *t, uint32_t thread, const char *what, uint64_t begin_ns, uint64_t end_ns, const struct trace_batch *b);
+/* A batch was in that state, beside others: "fetch", "ready", "held". */
+void trace_state(struct trace *t, const char *what, uint64_t begin_ns, uint64_t end_ns, const struct trace_batch *b);
+
 /* ---- arrays of a batch (prep.c) ---- */
 
 struct prep_worker; /* a thread's decoders */

@@ -2,6 +2,7 @@
 #include "loader/loader_int.h"
 #include "tests/unit/dataset.h"
 
+#include <dirent.h>
 #include <sys/wait.h>
 
 static const struct dataset_spec spec = {1000, 256, 200, 800, 20, LARDER_COMPRESS_NONE};
@@ -415,6 +416,239 @@ TEST(filters_and_epoch_sizes)
     for (uint64_t i = 0; i < spec.n; i++)
         CHECK_EQ(count[0][i] + count[1][i] + count[2][i] + count[3][i], 1);
     free(count);
+    larder_dataset_close(ds);
+}
+
+/* The hash of ordinals and bytes of two epochs. */
+static uint64_t data_hash(struct larder_dataset *ds, uint32_t threads, uint64_t fetch_size, uint64_t threshold)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    const struct larder_batch *b;
+    struct larder_loader *ld;
+    struct larder_error err;
+    uint64_t h = 0;
+
+    o.batch_size = 33;
+    o.seed = 5;
+    o.epochs = 2;
+    o.threads = threads;
+    o.fetch_size = fetch_size;
+    o.threshold = threshold;
+    REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err);
+    for (int ends = 0; ends < 2;) {
+        int rc = larder_loader_next(ld, &b, &err);
+        if (rc == LARDER_END) {
+            ends++;
+            continue;
+        }
+        REQUIRE_OK(rc, &err);
+        h = larder_hash64(h, b->ordinals, b->n * sizeof(*b->ordinals));
+        for (size_t i = 0; i < (size_t)b->n * b->n_fields; i++)
+            h = larder_hash64(h, b->values[i].data, b->values[i].len);
+        larder_batch_release(b);
+    }
+    larder_loader_close(ld);
+    return h;
+}
+
+TEST(the_same_bytes_with_any_threads_windows_and_tiers)
+{
+    static const struct dataset_spec specs[] = {{1000, 256, 200, 800, 20, LARDER_COMPRESS_NONE}, {1000, 256, 200, 800, 20, LARDER_COMPRESS_ZSTD}};
+    static const uint32_t threads[] = {0, 1, 3, 8};
+    static const uint64_t windows[][2] = {{0, 0}, {77, 13}, {0, 200}, {500, 0}};
+    uint64_t want = 0;
+
+    for (int k = 0; k < 2; k++) {
+        const char *dir = dataset_make(&specs[k]);
+        for (int cached = 0; cached < 2; cached++) {
+            struct larder_cache_options co = LARDER_CACHE_OPTIONS_INIT;
+            struct larder_dataset_options o = LARDER_DATASET_OPTIONS_INIT;
+            struct larder_dataset *ds;
+            struct larder_error err;
+            co.name = NULL;
+            co.dram_bytes = 16 << 20;
+            if (cached)
+                REQUIRE_OK(larder_cache_open(&co, &o.cache, &err), &err);
+            REQUIRE_OK(larder_dataset_open(dir, &o, &ds, &err), &err);
+            want = want ? want : data_hash(ds, 0, 0, 0);
+            for (size_t i = 0; i < ARRAY_LEN(threads); i++)
+                CHECK_EQ(data_hash(ds, threads[i], windows[i][0], windows[i][1]), want);
+            larder_dataset_close(ds);
+            if (cached)
+                larder_cache_close(o.cache);
+        }
+    }
+}
+
+struct consumers { struct larder_loader *ld; _Atomic uint32_t seen[1000]; _Atomic unsigned ends; pthread_barrier_t start; };
+
+static void *consume(void *arg)
+{
+    struct consumers *c = arg;
+    const struct larder_batch *b;
+    struct larder_error err;
+    uint64_t last = 0;
+    int rc;
+
+    pthread_barrier_wait(&c->start);
+    while ((rc = larder_loader_next(c->ld, &b, &err)) == 0) {
+        CHECK(b->number == 0 || b->number > last || last == 0);
+        last = b->number;
+        for (uint32_t i = 0; i < b->n; i++) {
+            CHECK(sample_is(&spec, b->ordinals[i], b->values + (size_t)i * b->n_fields));
+            atomic_fetch_add(&c->seen[b->ordinals[i]], 1);
+        }
+        larder_batch_release(b);
+    }
+    CHECK_ERR(rc, LARDER_END, &err);
+    atomic_fetch_add(&c->ends, 1);
+    return NULL;
+}
+
+TEST(several_threads_share_a_loader)
+{
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    struct consumers c = {.ld = open_ld(ds, 9, 1, LARDER_SHUFFLE_FULL)};
+    struct larder_loader_stats s = {.struct_size = sizeof(s)};
+    pthread_t t[4];
+
+    pthread_barrier_init(&c.start, NULL, 4);
+    for (int i = 0; i < 4; i++)
+        pthread_create(&t[i], NULL, consume, &c);
+    for (int i = 0; i < 4; i++)
+        pthread_join(t[i], NULL);
+    CHECK_EQ(c.ends, 4);
+    for (uint64_t i = 0; i < spec.n; i++)
+        CHECK_EQ(c.seen[i], 1);
+    CHECK_EQ(larder_loader_stats(c.ld, &s, NULL), 0);
+    CHECK_EQ(s.samples, spec.n);
+    CHECK_EQ(s.batches, 112);
+    pthread_barrier_destroy(&c.start);
+    larder_loader_close(c.ld);
+    larder_dataset_close(ds);
+}
+
+TEST(seeking_and_states)
+{
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    struct run r = {2, 10, LARDER_LAST_SHORT, 0, LARDER_SHUFFLE_FULL, NULL};
+    struct larder_loader *ld = open_rank(ds, &r, 1, NULL);
+    struct order order = {.n = spec.n, .seed = 23, .shuffle = LARDER_SHUFFLE_FULL};
+    const struct larder_batch *b, *held;
+    char state[LARDER_STATE_MAX];
+    struct larder_loader_stats s = {.struct_size = sizeof(s)};
+    struct larder_error err;
+    uint64_t want[10];
+
+    REQUIRE_OK(larder_loader_next(ld, &held, &err), &err);
+    REQUIRE_OK(larder_loader_seek(ld, 2, 333, &err), &err);
+    for (uint64_t i = 0; i < 3; i++) {
+        REQUIRE_OK(larder_loader_next(ld, &b, &err), &err);
+        CHECK_EQ(b->epoch, 2);
+        CHECK_EQ(b->number, i);
+        CHECK_EQ(b->position, 333 + i * 20 + 10);
+        order_fill(&order, 2, b->position, 10, want);
+        CHECK_MEM(b->ordinals, want, sizeof(want));
+        larder_batch_release(b);
+    }
+    REQUIRE_OK(larder_loader_stats(ld, &s, &err), &err);
+    CHECK(s.epoch == 2 && s.samples == 30);
+    REQUIRE_OK(larder_loader_state(ld, state, sizeof(state), &err), &err);
+    REQUIRE_OK(larder_loader_seek(ld, 0, 0, &err), &err);
+    REQUIRE_OK(larder_loader_next(ld, &b, &err), &err);
+    CHECK(b->epoch == 0 && b->position == 10);
+    CHECK_MEM(b->ordinals, held->ordinals, 80);
+    larder_batch_release(b);
+    REQUIRE_OK(larder_loader_load_state(ld, state, &err), &err);
+    REQUIRE_OK(larder_loader_next(ld, &b, &err), &err);
+    CHECK(b->epoch == 2 && b->number == 0 && b->position == 333 + 3 * 20 + 10);
+    larder_batch_release(b);
+    for (uint32_t k = 0; k < held->n; k++)
+        CHECK(sample_is(&spec, held->ordinals[k], held->values + (size_t)k * held->n_fields));
+    larder_batch_release(held);
+
+    CHECK_ERR(larder_loader_seek(ld, 5, 0, &err), LARDER_EINVAL, &err);
+    CHECK_ERR(larder_loader_seek(ld, 1, spec.n + 1, &err), LARDER_EINVAL, &err);
+    CHECK_ERR(larder_loader_load_state(ld, "{}", &err), LARDER_EINVAL, &err);
+    CHECK_ERR(larder_loader_load_state(ld, NULL, &err), LARDER_EINVAL, &err);
+    REQUIRE_OK(larder_loader_next(ld, &b, &err), &err); /* as if nothing had been asked */
+    CHECK_EQ(b->position, 333 + 4 * 20 + 10);
+    larder_batch_release(b);
+    REQUIRE_OK(larder_loader_seek(ld, 3, spec.n, &err), &err);
+    CHECK_EQ(larder_loader_next(ld, &b, &err), LARDER_END); /* of the last epoch, and of all */
+    CHECK_EQ(larder_loader_next(ld, &b, &err), LARDER_END);
+    REQUIRE_OK(larder_loader_seek(ld, 4, 0, &err), &err);
+    CHECK_EQ(larder_loader_next(ld, &b, &err), LARDER_END);
+    REQUIRE_OK(larder_loader_seek(ld, 3, spec.n - 20, &err), &err);
+    REQUIRE_OK(larder_loader_next(ld, &b, &err), &err);
+    larder_batch_release(b);
+    CHECK_EQ(larder_loader_next(ld, &b, &err), LARDER_END);
+    larder_loader_close(ld);
+    larder_dataset_close(ds);
+}
+
+/* Numbers of open descriptors and of threads. */
+static void resources(unsigned out[2])
+{
+    static const char *const folders[2] = {"/proc/self/fd", "/proc/self/task"};
+
+    for (int i = 0; i < 2; i++) {
+        DIR *d = opendir(folders[i]);
+        REQUIRE(d != NULL);
+        for (out[i] = 0; readdir(d); out[i]++)
+            ;
+        closedir(d);
+    }
+}
+
+TEST(opened_and_closed_a_thousand_times)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    unsigned before[2] = {0}, after[2] = {0};
+    const struct larder_batch *b;
+    struct larder_loader *ld;
+    struct larder_error err;
+
+    o.batch_size = 20;
+    o.staging_bytes = 1 << 20;
+    for (uint32_t i = 0; i < 1000; i++) {
+        o.threads = i % 3;
+        REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err);
+        for (uint32_t k = 0; k < i % 5; k++)
+            if (larder_loader_next(ld, &b, &err) == 0 && k % 2)
+                larder_batch_release(b);
+        if (i % 7 == 0)
+            REQUIRE_OK(larder_loader_seek(ld, 3, 40, &err), &err);
+        larder_loader_close(ld);
+        if (i == 10)
+            resources(before);
+    }
+    resources(after);
+    CHECK_EQ(after[0], before[0]);
+    CHECK_EQ(after[1], before[1]);
+    larder_dataset_close(ds);
+}
+
+TEST(a_window_that_cannot_fit_is_refused)
+{
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_dataset *ds = open_ds(LARDER_DIRECT_OFF);
+    struct larder_loader *ld;
+    struct larder_error err;
+
+    o.staging_bytes = 256 << 10;
+    o.batch_size = 10;
+    o.fetch_size = 300;
+    o.threshold = 299;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "fetch_size 300 and threshold 299") && strstr(err.message, "262144"));
+    o.threshold = 0;
+    REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err);
+    larder_loader_close(ld);
+    o.threads = 1025;
+    CHECK_ERR(larder_loader_open(ds, &o, &ld, &err), LARDER_EINVAL, &err);
+    CHECK(strstr(err.message, "threads"));
     larder_dataset_close(ds);
 }
 

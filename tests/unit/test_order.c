@@ -213,61 +213,46 @@ TEST(a_list_is_followed)
     CHECK_MEM(a, list, sizeof(a));
 }
 
-/* The ranks' slices of every epoch, for worlds 1 to 64 and every `last`: disjoint, together what is promised, equally many batches. */
-TEST(ranks_share_an_epoch)
+/* Place by place, in any order and across passes, as in one piece: every shuffle, with a filter, a list, weights. */
+TEST(any_place_of_the_walk)
 {
-    static const uint64_t lengths[] = {1, 5, 64, 100, 129, 1000};
-    static const uint32_t sizes[] = {1, 3, 32};
+    enum { N = 700 };
+    uint64_t state = 5, want[N], list[N];
+    uint8_t bits[N / 8 + 1];
+    double w[N];
+    struct subset *s;
+    struct alias *alias;
+    struct larder_error err;
 
-    for (size_t k = 0; k < ARRAY_LEN(lengths); k++)
-        for (size_t b = 0; b < ARRAY_LEN(sizes); b++)
-            for (uint32_t world = 1; world <= 64; world += 1 + world / 4)
-                for (int last = LARDER_LAST_SHORT; last <= LARDER_LAST_PAD; last++)
-                    for (uint64_t from = 0; from <= lengths[k]; from += 1 + lengths[k] / 3) {
-                        uint64_t n = lengths[k], g = (uint64_t)sizes[b] * world, valid = 0, *count = calloc(n, sizeof(*count));
-                        uint64_t batches = slicing_batches(&(struct slicing){sizes[b], world, 0, last}, from, n);
-                        for (uint64_t i = 0; i < batches; i++) {
-                            uint32_t most = 0, least = UINT32_MAX;
-                            uint64_t next = from + i * g;
-                            for (uint32_t rank = 0; rank < world; rank++) {
-                                struct slicing s = {sizes[b], world, rank, last};
-                                struct slice c = slicing_batch(&s, from, n, i);
-                                CHECK(c.valid <= c.n && c.n <= sizes[b]);
-                                CHECK(c.n == 0 || last == LARDER_LAST_PAD || c.position == next);
-                                next += c.n;
-                                for (uint32_t q = 0; q < c.valid; q++)
-                                    count[c.position + q]++;
-                                valid += c.valid;
-                                most = MAX(most, c.n);
-                                least = MIN(least, c.n);
-                            }
-                            CHECK(most - least <= 1);
-                            CHECK(last == LARDER_LAST_SHORT || least == sizes[b]);
-                        }
-                        uint64_t covered = last == LARDER_LAST_DROP ? (n - from) / g * g : n - from;
-                        CHECK_EQ(valid, covered);
-                        for (uint64_t q = 0; q < n; q++)
-                            CHECK_EQ(count[q], q >= from && q < from + covered);
-                        free(count);
-                    }
-}
-
-TEST(padding_comes_from_the_beginning)
-{
-    struct order o = {.n = 10, .seed = 4, .shuffle = LARDER_SHUFFLE_FULL};
-    struct slicing s = {4, 3, 2, LARDER_LAST_PAD};
-    struct slice c = slicing_batch(&s, 0, 10, 0);
-    uint64_t whole[10], got[4];
-
-    order_fill(&o, 1, 0, 10, whole);
-    CHECK_EQ(c.position, 8);
-    CHECK_EQ(c.valid, 2);
-    order_slice(&o, 1, &c, got);
-    CHECK(got[0] == whole[8] && got[1] == whole[9] && got[2] == whole[0] && got[3] == whole[1]);
-    o.n = 1; /* smaller than one batch */
-    c = slicing_batch(&s, 0, 1, 0);
-    order_slice(&o, 1, &c, got);
-    CHECK(c.valid == 0 && got[0] == 0 && got[3] == 0);
+    for (uint64_t i = 0; i < N; i++) {
+        list[i] = rng_below(&state, 5000);
+        w[i] = (double)(i % 7);
+    }
+    rng_fill(&state, bits, sizeof(bits));
+    REQUIRE_OK(subset_new(bits, N, &s, &err), &err);
+    REQUIRE_OK(alias_new(w, N, &alias, &err), &err);
+    for (int kind = 0; kind < 6; kind++) {
+        struct order o = {.n = N, .seed = 8, .shuffle = kind % 3, .block = 30, .window = 4};
+        struct order_walk walk = {.ready = false};
+        if (kind == 3)
+            o.subset = s, o.n = s->members;
+        if (kind == 4)
+            o.list = list;
+        if (kind == 5)
+            o.alias = alias;
+        for (uint64_t pass = 0; pass < 3; pass++) {
+            order_fill(&o, pass, 0, o.n, want);
+            for (uint64_t i = 0; i < o.n; i++)
+                CHECK_EQ(order_at(&o, &walk, pass * o.n + i), want[i]);
+        }
+        for (int k = 0; k < 300; k++) {
+            uint64_t place = rng_below(&state, 3 * o.n);
+            order_fill(&o, place / o.n, place % o.n, 1, want);
+            CHECK_EQ(order_at(&o, &walk, place), want[0]);
+        }
+    }
+    subset_free(s);
+    alias_free(alias);
 }
 
 /* How far samples move, epoch to epoch: as far as in a uniform shuffle, for sizes around powers of two too. */

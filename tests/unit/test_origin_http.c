@@ -364,7 +364,7 @@ static struct tiers_counts epoch(struct rig *r, const struct dataset_spec *d)
         const struct larder_batch *b;
         struct larder_error err;
         struct stage_cost cost;
-        REQUIRE_OK(stage_next(r->stage, &b, &cost, &err), &err);
+        REQUIRE_OK(stage_next(r->stage, 0, &b, &cost, &err), &err);
         for (uint32_t k = 0; k < b->n; k++)
             CHECK(sample_is(d, b->ordinals[k], b->values + (size_t)k * F_COUNT));
         n += b->n;
@@ -465,7 +465,7 @@ TEST(lasting_damage_is_told_and_enters_no_tier)
         s.offset = e.offset + 100;
         remote->hook = spoil, remote->user = &s;
         rig_open(&r, dir, &plain, remote, nvme, 16 * MIB);
-        while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0)
+        while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == 0)
             stage_release(b);
         CHECK_ERR(rc, LARDER_ECORRUPT, &err);
         CHECK(strstr(err.message, "slot 33 (ordinal 33)"));
@@ -600,7 +600,7 @@ TEST(a_wait_is_told_once_then_ends_and_may_go_on)
     fake_hold(remote, true);
     REQUIRE_OK(stage_open(&r.o, &r.stage, &err), &err);
     uint64_t begin = now_ns();
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ETIMEOUT, &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ETIMEOUT, &err);
     CHECK(now_ns() - begin >= 120000000);
     CHECK_EQ(told.n, 1);
     CHECK(strncmp(told.what, "rank 3 waiting ", 15) == 0 && strstr(told.what, " ms for batch 0"));
@@ -609,7 +609,7 @@ TEST(a_wait_is_told_once_then_ends_and_may_go_on)
     fake_hold(remote, false); /* the caller asks again */
     r.o.timeout_ms = 0;
     for (int i = 0; i < 50; i++) {
-        int rc = stage_next(r.stage, &b, &cost, &err);
+        int rc = stage_next(r.stage, 0, &b, &cost, &err);
         if (rc != LARDER_ETIMEOUT) { /* the machine may be slow */
             REQUIRE_OK(rc, &err);
             CHECK_EQ(b->number, 0);

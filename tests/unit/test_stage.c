@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "loader/loader_int.h"
+#include "loader/stage_int.h"
 #include "tests/unit/dataset.h"
 
 #include <sys/wait.h>
@@ -14,6 +14,15 @@ struct rig {
 
 static const struct dataset_spec plain = {300, 64, 1000, 3000, 50, LARDER_COMPRESS_NONE};
 static const struct dataset_spec packed = {300, 64, 100, 300, 900, LARDER_COMPRESS_ZSTD};
+
+/* A dataset that no test changes: made once. */
+static const char *whole(const struct dataset_spec *d)
+{
+    static const char *dirs[2];
+    const char **dir = &dirs[d == &packed];
+
+    return *dir ? *dir : (*dir = dataset_make(d));
+}
 
 static void rig_open(struct rig *r, const char *dir, const struct dataset_spec *d, uint32_t batch_size, size_t staging)
 {
@@ -54,7 +63,7 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
     uint64_t position = slice.position, want[1024], bytes = 0;
     uint32_t n = slice.n;
 
-    REQUIRE_OK(stage_next(r->stage, &b, &cost, &err), &err);
+    REQUIRE_OK(stage_next(r->stage, 0, &b, &cost, &err), &err);
     CHECK_EQ(b->epoch, epoch);
     CHECK_EQ(b->number, number);
     CHECK_EQ(b->position, position);
@@ -74,16 +83,26 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
     return b;
 }
 
-static void epochs(const struct dataset_spec *d, uint32_t batch_size, size_t staging)
+/* Also with decode threads. */
+static void epochs_by(const struct dataset_spec *d, uint32_t batch_size, size_t staging, unsigned threads)
 {
     struct rig r;
 
-    rig_open(&r, dataset_make(d), d, batch_size, staging);
+    rig_open(&r, whole(d), d, batch_size, staging);
+    r.o.threads = threads;
     rig_start(&r);
     for (uint64_t e = 0; e < 3; e++)
         for (uint64_t b = 0; b < slicing_batches(&r.o.slicing, 0, r.o.order.n); b++)
             stage_release(take(&r, d, e, b));
     rig_close(&r);
+}
+
+static void epochs(const struct dataset_spec *d, uint32_t batch_size, size_t staging)
+{
+    static const unsigned threads[] = {0, 1, 3, 8};
+
+    for (size_t i = 0; i < ARRAY_LEN(threads); i++)
+        epochs_by(d, batch_size, staging, threads[i]);
 }
 
 TEST(batches_of_one) { epochs(&plain, 1, 1 << 20); }
@@ -98,7 +117,7 @@ TEST(what_is_held_stays_untouched)
     const struct larder_batch *held[6];
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 16, 600 << 10);
+    rig_open(&r, whole(&plain), &plain, 16, 600 << 10);
     rig_start(&r);
     for (int i = 0; i < 6; i++)
         held[i] = take(&r, &plain, 0, (uint64_t)i);
@@ -119,14 +138,14 @@ TEST(holding_everything_is_told_at_once_and_can_be_mended)
     int n = 0, rc;
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 64, 2 << 20);
+    rig_open(&r, whole(&plain), &plain, 64, 2 << 20);
     rig_start(&r);
-    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0 && n < 1100)
+    while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == 0 && n < 1100)
         held[n++] = b;
     CHECK_ERR(rc, LARDER_EINVAL, &err);
     CHECK(strstr(err.message, "release a batch") != NULL);
     CHECK(n >= 5 && n <= 16);
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_EINVAL, &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_EINVAL, &err);
     stage_release(held[0]);
     stage_release(held[1]);
     b = take(&r, &plain, (uint64_t)n / 5, (uint64_t)n % 5);
@@ -144,9 +163,9 @@ TEST(all_slots_of_tiny_batches)
     int n = 0, rc;
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 1, 64 << 20);
+    rig_open(&r, whole(&plain), &plain, 1, 64 << 20);
     rig_start(&r);
-    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0)
+    while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == 0)
         n++;
     CHECK_ERR(rc, LARDER_EINVAL, &err);
     CHECK(strstr(err.message, "staging slots") != NULL);
@@ -161,11 +180,11 @@ TEST(a_batch_beyond_the_budget_says_what_it_needs)
     struct stage_cost cost;
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 256, 64 << 10);
+    rig_open(&r, whole(&plain), &plain, 256, 64 << 10);
     rig_start(&r);
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ENOMEM, &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ENOMEM, &err);
     CHECK(strstr(err.message, "65536") && strstr(err.message, "staging_bytes"));
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &again), LARDER_ENOMEM, &again);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &again), LARDER_ENOMEM, &again);
     CHECK_STR(again.message, err.message);
     rig_close(&r);
 }
@@ -177,9 +196,9 @@ TEST(a_page_of_staging_is_too_small_for_the_ordinals)
     struct stage_cost cost;
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 300, 4096);
+    rig_open(&r, whole(&plain), &plain, 300, 4096);
     rig_start(&r);
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ENOMEM, &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ENOMEM, &err);
     rig_close(&r);
 }
 
@@ -203,7 +222,8 @@ static void damage(const char *dir, struct store *s, uint64_t ordinal)
     fclose(f);
 }
 
-TEST(damage_is_told_where_it_is_after_all_batches_before_it)
+/* The message is of the first damaged sample of the first damaged batch, whichever thread found what first. */
+static void told_where(unsigned threads)
 {
     const char *dir = dataset_make(&plain);
     const struct larder_batch *b;
@@ -215,20 +235,30 @@ TEST(damage_is_told_where_it_is_after_all_batches_before_it)
     uint64_t ordinal;
 
     rig_open(&r, dir, &plain, 10, 4 << 20);
-    order_fill(&r.o.order, 0, 77, 1, &ordinal);
-    damage(dir, r.store, ordinal);
+    r.o.threads = threads;
+    for (uint64_t at = 140; at >= 77; at -= at > 78 ? 31 : 1) { /* 140, 109, 78, 77 */
+        order_fill(&r.o.order, 0, at, 1, &ordinal);
+        damage(dir, r.store, ordinal);
+    }
     REQUIRE_OK(store_locate(r.store, &ordinal, 1, &e, &err), &err);
     rig_start(&r);
     for (uint64_t i = 0; i < 7; i++)
         stage_release(take(&r, &plain, 0, i));
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &err), LARDER_ECORRUPT, &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ECORRUPT, &err);
     snprintf(where, sizeof(where), "%s slot %u", store_manifest(r.store)->shards[e.shard].name, e.slot);
     CHECK(strstr(err.message, where) != NULL);
     snprintf(where, sizeof(where), "offset %llu", (unsigned long long)e.offset);
     CHECK(strstr(err.message, where) != NULL);
-    CHECK_ERR(stage_next(r.stage, &b, &cost, &again), LARDER_ECORRUPT, &again);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &again), LARDER_ECORRUPT, &again);
     CHECK_STR(again.message, err.message);
     rig_close(&r);
+}
+
+TEST(damage_is_told_where_it_is_after_all_batches_before_it) { told_where(0); }
+TEST(damage_is_told_where_it_is_by_many_threads)
+{
+    for (int i = 0; i < 5; i++)
+        told_where(i % 2 ? 3 : 8);
 }
 
 TEST(a_missing_shard_ends_it)
@@ -245,7 +275,7 @@ TEST(a_missing_shard_ends_it)
     snprintf(path, sizeof(path), "%s/shards/%s", dir, store_manifest(r.store)->shards[3].name);
     REQUIRE_EQ(unlink(path), 0);
     rig_start(&r);
-    while ((rc = stage_next(r.stage, &b, &cost, &err)) == 0)
+    while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == 0)
         stage_release(b);
     CHECK(rc == LARDER_ENOTFOUND || rc == LARDER_EIO || rc == LARDER_ECORRUPT);
     CHECK(strstr(err.message, store_manifest(r.store)->shards[3].name) != NULL);
@@ -261,9 +291,10 @@ TEST(closing_at_any_moment)
 
     rig_open(&r, dir, &plain, 20, 1 << 20);
     for (int k = 0; k < 60; k++) {
+        r.o.threads = (unsigned)k % 4;
         rig_start(&r);
         for (int i = 0; i < k % 20; i++) {
-            REQUIRE_EQ(stage_next(r.stage, &b, &cost, NULL), 0);
+            REQUIRE_EQ(stage_next(r.stage, 0, &b, &cost, NULL), 0);
             if (i % 5)
                 stage_release(b);
         }
@@ -308,11 +339,11 @@ TEST(another_thread_may_release)
 
     pthread_mutex_init(&rel.lock, NULL);
     pthread_cond_init(&rel.some, NULL);
-    rig_open(&r, dataset_make(&plain), &plain, 5, 1 << 20);
+    rig_open(&r, whole(&plain), &plain, 5, 1 << 20);
     rig_start(&r);
     pthread_create(&t, NULL, release_main, &rel);
     for (int i = 0; i < 600; i++) {
-        while ((rc = stage_next(r.stage, &b, &cost, &err)) == LARDER_EINVAL)
+        while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == LARDER_EINVAL)
             ; /* the other thread is slow */
         CHECK_OK(rc, &err);
         pthread_mutex_lock(&rel.lock);
@@ -327,11 +358,121 @@ TEST(another_thread_may_release)
     rig_close(&r);
 }
 
+/* The most that was requested and not given to the caller, over two epochs; every window a whole one. */
+static void windows(uint64_t fetch_size, uint64_t threshold, uint32_t batch_size)
+{
+    uint64_t most = 0, batches;
+    struct rig r;
+
+    rig_open(&r, whole(&plain), &plain, batch_size, 8 << 20);
+    r.o.fetch_size = fetch_size;
+    r.o.threshold = threshold;
+    rig_start(&r);
+    batches = slicing_batches(&r.o.slicing, 0, plain.n);
+    for (uint64_t i = 0; i < 2 * batches; i++) {
+        const struct larder_batch *b = take(&r, &plain, i / batches, i % batches);
+        pthread_mutex_lock(&r.stage->lock);
+        most = MAX(most, r.stage->window.queued + b->n);
+        pthread_mutex_unlock(&r.stage->lock);
+        stage_release(b);
+    }
+    CHECK(most < fetch_size + MIN(threshold, 100000) + 2 * batch_size);
+    rig_close(&r);
+}
+
+TEST(windows_of_odd_sizes)
+{
+    windows(1, 0, 1);
+    windows(1, 0, 32);
+    windows(37, 11, 5);
+    windows(64, 64, 32);
+    windows(299, 0, 10);
+    windows(10, 300, 7);
+    windows(100000, 0, 32); /* more than there is */
+}
+
+/* Windows run across the end of an epoch, and hold every batch that fits into them without a release. */
+TEST(a_window_is_there_as_a_whole)
+{
+    const struct larder_batch *held[40];
+    struct rig r;
+
+    rig_open(&r, whole(&plain), &plain, 30, 8 << 20);
+    r.o.fetch_size = 300;
+    r.o.threshold = 300;
+    rig_start(&r);
+    for (int i = 0; i < 20; i++)
+        held[i] = take(&r, &plain, (uint64_t)i / 10, (uint64_t)i % 10);
+    for (int i = 0; i < 20; i++)
+        stage_release(held[i]);
+    rig_close(&r);
+}
+
+static void seeks(unsigned threads)
+{
+    uint64_t state = threads + 3;
+    struct larder_error err;
+    struct rig r;
+
+    rig_open(&r, whole(&plain), &plain, 16, 1 << 20);
+    r.o.threads = threads;
+    rig_start(&r);
+    const struct larder_batch *held = take(&r, &plain, 0, 0);
+    for (int k = 0; k < 30; k++) {
+        uint64_t epoch = rng_below(&state, 5), batch = rng_below(&state, 19);
+        REQUIRE_OK(stage_seek(r.stage, epoch, 0, batch * 16, &err), &err);
+        for (uint64_t i = 0; i < (uint64_t)k % 4; i++) {
+            const struct larder_batch *b;
+            struct stage_cost cost;
+            REQUIRE_OK(stage_next(r.stage, 0, &b, &cost, &err), &err);
+            CHECK_EQ(b->epoch, epoch + (batch + i) / 19);
+            CHECK_EQ(b->position, (batch + i) % 19 * 16);
+            for (uint32_t j = 0; j < b->n; j++)
+                CHECK(sample_is(&plain, b->ordinals[j], b->values + j * F_COUNT));
+            stage_release(b);
+        }
+        for (uint32_t j = 0; j < held->n; j++)
+            CHECK(sample_is(&plain, held->ordinals[j], held->values + j * F_COUNT));
+    }
+    stage_release(held);
+    CHECK_EQ(r.stage->n_slots <= r.stage->slots_max, 1);
+    rig_close(&r);
+}
+
+TEST(seeking_leaves_held_batches_alone) { seeks(0); }
+TEST(seeking_with_threads) { seeks(3); }
+
+TEST(a_seek_mends_what_failed)
+{
+    const char *dir = dataset_make(&plain);
+    const struct larder_batch *b;
+    struct larder_error err;
+    struct stage_cost cost;
+    struct rig r;
+    uint64_t ordinal;
+
+    rig_open(&r, dir, &plain, 10, 4 << 20);
+    order_fill(&r.o.order, 0, 5, 1, &ordinal);
+    damage(dir, r.store, ordinal);
+    r.o.threads = 2;
+    rig_start(&r);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ECORRUPT, &err);
+    REQUIRE_OK(stage_seek(r.stage, 0, 0, 10, &err), &err);
+    for (uint64_t i = 1; i < 6; i++) {
+        REQUIRE_OK(stage_next(r.stage, 0, &b, &cost, &err), &err);
+        CHECK_EQ(b->position, i * 10);
+        stage_release(b);
+    }
+    REQUIRE_OK(stage_seek(r.stage, 0, 0, 0, &err), &err);
+    CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ECORRUPT, &err);
+    rig_close(&r);
+}
+
 TEST(the_end_of_all_epochs)
 {
     struct rig r;
 
-    rig_open(&r, dataset_make(&plain), &plain, 100, 1 << 20);
+    rig_open(&r, whole(&plain), &plain, 100, 1 << 20);
     r.o.epochs = 2;
     r.o.epoch = 40;
     rig_start(&r);

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fetch.c - the fetch thread: plans batches in the order of the epochs, finds room for them and has them read.
+ *
+ * A batch is planned first, for only the plan knows what it needs; then it gets its piece of the region; then its reads start. Planning
+ * runs on across the end of an epoch as long as a window is due (window.c), and there is a slot and room. Windows are what the options say, in
+ * samples; else, where neighbours of a window can share the GETs of a remote origin, half of what the region holds, in bytes, and as
+ * much again as threshold (50/50, DELI V-B); else there is no threshold, and each batch is requested as soon as it has room: what is at
+ * hand need not be waited for.
+ *
+ * The thread waits either for the queue (reads in flight) or for `space` (none in flight: room, or a window that falls due). Without workers
+ * it also decodes, a portion between two looks at the queue, so that the device is never left without work.
+ *
+ * Threads: this one. It shares slots with workers and the consumer under the stage's lock.
+ */
+#include "loader/stage_int.h"
+
+#define REGISTER_MAX (256 * MIB) /* of the region, with the queue */
+
+/* Whoever waits for a batch is told. Takes the lock. */
+static void fail(struct stage *st, uint64_t seq, const struct larder_error *e)
+{
+    pthread_mutex_lock(&st->lock);
+    stage_fail(st, seq, e);
+    pthread_mutex_unlock(&st->lock);
+}
+
+/* ---- planning ---- */
+
+/* Where the parts of a batch lie in its piece. What is not wanted any more when its arrays are made comes first. */
+static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
+{
+    size_t n = s->batch.n, scratch = 0, at = round_up(record_bytes, 64);
+
+    s->cost.bytes = 0;
+    s->raw_bytes = s->raw_max = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct extent *e = tiers_fetch_extent(s->fetch, i);
+        scratch += round_up(store_decode_scratch(e), 16);
+        s->raw_bytes += e->raw_len;
+        s->raw_max = MAX(s->raw_max, (uint64_t)e->raw_len);
+    }
+    s->scratch_at = at;
+    s->scratches_at = at + round_up(scratch, 64);
+    s->values_at = s->scratches_at + (scratch ? n * sizeof(uint64_t) : 0);
+    at = s->values_at + n * st->n_fields * sizeof(struct larder_value);
+    s->kept_at = st->o.prep ? round_up(at, STORE_PAGE) : at;
+    s->ordinals_at = s->kept_at;
+    s->arrays_at = round_up(s->ordinals_at + n * sizeof(uint64_t), 64);
+    at = s->ordinals_at + n * sizeof(uint64_t);
+    s->len = round_up(at, STORE_PAGE);
+}
+
+static int too_small(const struct stage *st, const struct slot *s, size_t need, struct larder_error *err)
+{
+    return err_set(err, LARDER_ENOMEM, "batch %llu of epoch %llu (%u samples) needs %zu bytes of staging and the budget is "
+                   "%zu: raise staging_bytes or lower batch_size", (unsigned long long)s->batch.number,
+                   (unsigned long long)s->batch.epoch, s->batch.n, need, st->o.staging_bytes);
+}
+
+static uint64_t epoch_from(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->o.position : 0; }
+static uint64_t epoch_batches(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->first_batches : st->batches; }
+
+/* Plans the next batch of the order into s. */
+static int plan(struct stage *st, struct slot *s, struct larder_error *err)
+{
+    struct larder_batch *b = &s->batch;
+    size_t bytes = 0, fixed;
+    int rc;
+
+    b->epoch = st->plan_epoch;
+    b->number = st->plan_number;
+    struct slice slice = slicing_batch(&st->o.slicing, epoch_from(st, b->epoch), order_length(&st->o.order), b->number);
+    b->position = slice.position;
+    b->n = slice.n;
+    b->valid = slice.valid;
+    fixed = (size_t)b->n * (sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
+    if (fixed > st->o.staging_bytes)
+        return too_small(st, s, fixed, err);
+    order_slice(&st->o.order, b->epoch, &slice, st->ordinals);
+    rc = tiers_fetch_plan(s->fetch, st->ordinals, b->n, &bytes, err);
+    if (rc)
+        return rc;
+    lay_out(st, s, bytes);
+    if (s->len > st->o.staging_bytes)
+        return too_small(st, s, s->len, err);
+    s->seq = st->plan_seq;
+    return 0;
+}
+
+/* The part of the region that batches of this size will use is registered once, at the first. */
+static void register_region(struct stage *st, const struct slot *s)
+{
+    size_t len = MIN(st->o.staging_bytes, REGISTER_MAX);
+
+    st->registered = true;
+    if (!tiers_direct(st->o.tiers))
+        return;
+    if (s->len < len / st->slots_max)
+        len = round_up(s->len + s->len / 8, STORE_PAGE) * st->slots_max;
+    tiers_queue_register(st->queue, st->region, MIN(len, st->o.staging_bytes));
+}
+
+/* With the first batch it is known how much a window of bytes is: half of what the region and the slots hold beside two batches that the
+ * caller has. With the lock held. */
+static void size_window(struct stage *st, const struct slot *s)
+{
+    uint64_t room = MIN((uint64_t)st->o.staging_bytes, (uint64_t)st->slots_max * s->len), held = 2 * (uint64_t)s->len;
+
+    st->windowed = true;
+    if (st->cork)
+        window_init(&st->window, (room - MIN(held, room / 2)) / 2, (room - MIN(held, room / 2)) / 2);
+    else
+        window_init(&st->window, 1, UINT64_MAX);
+}
+
+/* The parts of a batch in its piece, before anything is read. */
+static void lay_down(struct stage *st, struct slot *s)
+{
+    uint8_t *memory = st->region + s->offset;
+    size_t at = 0;
+
+    s->scratch = memory + s->scratch_at;
+    s->scratches = s->values_at > s->scratches_at ? (uint64_t *)(void *)(memory + s->scratches_at) : NULL;
+    for (uint32_t i = 0; s->scratches && i < s->batch.n; i++) {
+        s->scratches[i] = at;
+        at += round_up(store_decode_scratch(tiers_fetch_extent(s->fetch, i)), 16);
+    }
+    s->values = (struct larder_value *)(void *)(memory + s->values_at);
+    memcpy(memory + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
+    s->batch.ordinals = (uint64_t *)(void *)(memory + s->ordinals_at);
+    s->batch.values = st->o.prep ? NULL : s->values;
+}
+
+/* Gives the planned batch its place and starts its reads. *blocked: there is no room for it now. */
+static int start(struct stage *st, bool *blocked, struct larder_error *err)
+{
+    struct slot *s = st->planned;
+    int rc;
+
+    pthread_mutex_lock(&st->lock);
+    *blocked = !stage_place(st, s);
+    if (*blocked) {
+        pthread_mutex_unlock(&st->lock);
+        return 0;
+    }
+    s->state = SLOT_FETCHING;
+    st->n_busy++;
+    st->plan_seq++;
+    st->by_seq[s->seq % st->slots_max] = s;
+    if (!st->windowed)
+        size_window(st, s);
+    s->units = st->o.fetch_size ? s->batch.n : s->len;
+    window_request(&st->window, s->units);
+    pthread_mutex_unlock(&st->lock);
+
+    st->planned = NULL;
+    if (++st->plan_number == epoch_batches(st, st->plan_epoch)) {
+        st->plan_number = 0;
+        st->plan_epoch++;
+    }
+    lay_down(st, s);
+    if (!st->registered)
+        register_region(st, s);
+    rc = tiers_fetch_start(st->queue, s->fetch, st->region + s->offset, s, err);
+    if (rc)
+        fail(st, s->seq, err);
+    else
+        st->in_flight++;
+    return rc;
+}
+
+static bool planned_all(const struct stage *st)
+{
+    return st->batches == 0 || (st->o.epochs && st->plan_epoch - st->o.epoch >= st->o.epochs);
+}
+
+/* An epoch that fills NVMe is over when what it admitted is written, and one that streams when all has come: so that the next one finds
+ * it there. */
+static bool epoch_settled(struct stage *st)
+{
+    if (st->plan_number != 0 || st->plan_epoch == st->o.epoch)
+        return true;
+    if (st->in_flight)
+        return !(st->streams && tiers_stream_runs(st->o.tiers)) && !(tiers_has_nvme(st->o.tiers) && tiers_filling(st->o.tiers));
+    if (st->streams)
+        tiers_stream_settle(st->o.tiers);
+    if (tiers_has_nvme(st->o.tiers))
+        tiers_settle(st->o.tiers);
+    return true;
+}
+
+static bool due(struct stage *st)
+{
+    bool yes;
+
+    pthread_mutex_lock(&st->lock);
+    yes = window_due(&st->window) > 0;
+    pthread_mutex_unlock(&st->lock);
+    return yes;
+}
+
+/* Starts one more batch if one is due, and there is a slot and room for it. Returns whether it did. */
+static bool start_next(struct stage *st)
+{
+    struct larder_error e = {0};
+    bool blocked = false;
+
+    if (!due(st) || (!st->planned && (planned_all(st) || !epoch_settled(st))))
+        return false;
+    if (!st->planned) {
+        if (stage_slot(st, &st->planned, &e)) {
+            fail(st, st->plan_seq, &e);
+            return false;
+        }
+        if (!st->planned)
+            return false;
+        if (plan(st, st->planned, &e)) {
+            st->planned = NULL;
+            fail(st, st->plan_seq, &e);
+            return false;
+        }
+    }
+    return start(st, &blocked, &e) == 0 && !blocked;
+}
+
+/* ---- completion ---- */
+
+static void fetched(struct stage *st, struct slot *s)
+{
+    s->fetched_ns = now_ns();
+    s->cost.io = tiers_fetch_counts(s->fetch);
+    pthread_mutex_lock(&st->lock);
+    s->state = SLOT_FETCHED;
+    work_add(st, s);
+    pthread_mutex_unlock(&st->lock);
+}
+
+/* Takes what the queue has completed; waits for one if told to. */
+static void reap(struct stage *st, bool wait)
+{
+    struct larder_error e = {0};
+    struct tiers_fetch *f;
+    struct slot *s;
+    void *tag;
+    int rc;
+
+    for (; st->in_flight; wait = false) {
+        f = NULL;
+        tag = NULL;
+        rc = tiers_queue_next(st->queue, wait, &f, &tag, &e);
+        if (rc == LARDER_END)
+            return;
+        s = tag;
+        if (rc && !s) { /* the queue itself */
+            fail(st, 0, &e);
+            return;
+        }
+        st->in_flight--;
+        if (rc)
+            fail(st, s->seq, &e);
+        else
+            fetched(st, s);
+    }
+}
+
+/* ---- the thread ---- */
+
+/* Nothing is in flight and nothing to decode: waits for room, and for a window to fall due. False: it is over. */
+static bool wait_for_space(struct stage *st)
+{
+    bool go_on;
+
+    pthread_mutex_lock(&st->lock);
+    st->fetcher_waits = true;
+    while (!atomic_load(&st->stop) && st->fail_seq == UINT64_MAX && (st->blocked || !window_due(&st->window)))
+        pthread_cond_wait(&st->space, &st->lock);
+    st->fetcher_waits = false;
+    go_on = !atomic_load(&st->stop);
+    pthread_mutex_unlock(&st->lock);
+    return go_on;
+}
+
+/* Whether to go on: not when stopped, nor when there is nothing left to do for batches before a failed one. *failed: start no more. */
+static bool look(struct stage *st, bool *failed)
+{
+    enum slot_state mine = st->n_threads ? SLOT_FETCHING : SLOT_FETCHED; /* up to there it is this thread's */
+    uint64_t seq;
+    bool go_on;
+
+    pthread_mutex_lock(&st->lock);
+    *failed = st->fail_seq != UINT64_MAX;
+    go_on = !atomic_load(&st->stop);
+    if (*failed && go_on) {
+        for (seq = st->next_seq; seq < st->fail_seq && st->by_seq[seq % st->slots_max]->state > mine; seq++)
+            ;
+        go_on = seq < st->fail_seq;
+    }
+    pthread_mutex_unlock(&st->lock);
+    return go_on;
+}
+
+static void run(struct stage *st)
+{
+    bool failed = false, started, worked;
+
+    while (look(st, &failed)) {
+        started = !failed && start_next(st);
+        if (st->cork)
+            tiers_queue_cork(st->queue, started && st->plan_seq > 1); /* the very first batch does not wait for a window */
+        worked = st->n_threads == 0 && work_some(st);
+        if (st->in_flight)
+            reap(st, !started && !worked);
+        else if (!started && !worked && ((!st->planned && planned_all(st)) || !wait_for_space(st)))
+            return;
+    }
+}
+
+void *fetch_main(void *arg)
+{
+    struct stage *st = arg;
+    struct larder_error e = {0};
+    int rc = tiers_queue_open(st->o.tiers, st->o.queue_depth, &st->queue, &e);
+
+    pthread_mutex_lock(&st->lock);
+    st->opened = true;
+    if (rc) {
+        st->fail = e;
+        st->fail_seq = 0;
+        st->open_rc = rc;
+    }
+    pthread_cond_signal(&st->ready);
+    pthread_mutex_unlock(&st->lock);
+    if (rc == 0)
+        run(st);
+    return NULL;
+}

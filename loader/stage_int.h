@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stage_int.h - inside the staging buffer: what its three files share.
+ *
+ *     stage.c   the region, the slots, the consumer's calls, open, seek and close
+ *     fetch.c   the fetch thread: plans batches, finds room for them, starts their reads
+ *     work.c    decode: portions of fetched batches, by worker threads or by the fetch thread itself
+ */
+#ifndef LARDER_STAGE_INT_H
+#define LARDER_STAGE_INT_H
+
+#include "loader/loader_int.h"
+#include "loader/prep_int.h"
+
+enum slot_state { SLOT_FREE, SLOT_FETCHING, SLOT_FETCHED, SLOT_READY, SLOT_HELD };
+
+struct slot {
+    struct larder_batch batch;   /* batch.owner is the slot */
+    struct stage *stage;
+    enum slot_state state;       /* under stage->lock */
+    struct tiers_fetch *fetch;
+    uint64_t seq;
+    size_t offset, len;          /* its piece of the region */
+    /* In the piece: records, scratch, where the scratch of each sample begins, values | kept: ordinals, arrays. */
+    size_t scratch_at, scratches_at, values_at, kept_at, ordinals_at, arrays_at;
+    uint64_t raw_bytes, raw_max; /* of its records */
+    uint64_t units;              /* what it counts in the window */
+    struct larder_value *values;
+    uint64_t *scratches;         /* [n], from scratch_at; NULL: no record is compressed */
+    uint8_t *scratch;
+    struct prep_batch prep;
+    uint64_t fetched_ns;
+    struct stage_cost cost;
+
+    /* While it is FETCHED, under stage->lock (work.c). */
+    uint32_t claimed, portion;   /* samples that some thread has taken; that one takes at once */
+    unsigned working;            /* threads at its portions */
+    bool all_claimed;
+    uint32_t failed_at;          /* the first sample that failed; UINT32_MAX: none did */
+    struct larder_error failure;
+    struct slot *next;           /* in stage->work, by seq */
+};
+
+struct worker {
+    struct stage *stage;
+    struct decoder *decoder;
+    struct prep_worker *prep;    /* NULL: batches have values */
+    pthread_t thread;
+};
+
+struct stage {
+    /* constant once open */
+    struct stage_options o;      /* but where it begins: stage_seek */
+    uint32_t n_fields, batch_n;  /* samples of a full batch, no more than there are */
+    uint8_t *region;
+    unsigned slots_max;
+    bool streams;                /* the tiers read ahead for us */
+    bool dense;                  /* records of a window lie so near each other that they share GETs */
+    bool cork;                   /* windows are kept back until they are whole */
+    struct worker *workers;      /* [max(n_workers, 1)]: without workers the fetch thread uses the first */
+    unsigned n_workers;
+    pid_t pid;
+
+    /* constant between two seeks */
+    uint64_t batches, first_batches; /* of an epoch; of the first one */
+    unsigned n_threads;          /* of the workers' that run */
+    bool fetching;               /* the fetch thread runs */
+    pthread_t thread;
+
+    /* the fetch thread's */
+    struct tiers_queue *queue;
+    uint64_t *ordinals;          /* of the batch being planned */
+    uint64_t plan_epoch, plan_number;
+    struct slot *planned;        /* waits for room */
+    size_t in_flight;
+    bool registered;
+
+    atomic_bool stop;            /* set with the lock held */
+
+    pthread_mutex_t lock;        /* guards all below and slot->state */
+    pthread_cond_t ready, space, some_work;
+    struct slot **slots, **by_seq, **live;
+    unsigned n_slots, n_live, n_busy; /* n_busy: FETCHING or FETCHED */
+    unsigned n_idle;             /* workers that wait for some_work */
+    struct slot *work;           /* FETCHED, oldest first */
+    uint64_t next_seq, plan_seq;
+    struct window window;        /* in samples where the options say so, else in bytes of pieces */
+    bool windowed;               /* it is set: its size in bytes is known with the first batch */
+    int open_rc;                 /* of the fetch thread's own opening */
+    bool opened, blocked, consumer_waits, fetcher_waits;
+    size_t blocked_bytes;        /* what the planned batch needs */
+    uint64_t fail_seq;           /* UINT64_MAX: none */
+    struct larder_error fail;
+};
+
+/* ---- stage.c ---- */
+
+/* A free slot, made when there is none yet; *out is NULL, and the stage blocked, when all are in use. Fetch thread. */
+int stage_slot(struct stage *st, struct slot **out, struct larder_error *err);
+/* Finds room for s, or else blocks. With the lock held, as all below. */
+bool stage_place(struct stage *st, struct slot *s);
+/* The records' part of its piece is given back. */
+void stage_shrink(struct stage *st, struct slot *s);
+/* The batch numbered seq cannot be delivered. */
+void stage_fail(struct stage *st, uint64_t seq, const struct larder_error *e);
+
+/* ---- fetch.c ---- */
+
+void *fetch_main(void *stage);
+
+/* ---- work.c ---- */
+
+int work_open(struct stage *st, struct larder_error *err); /* st->n_workers is set; what was made is freed by work_close */
+void work_close(struct stage *st);
+void *work_main(void *worker);
+/* s has been fetched; lock held. */
+void work_add(struct stage *st, struct slot *s);
+/* Without workers: a portion of the oldest batch, by the fetch thread. False: there is none. */
+bool work_some(struct stage *st);
+
+#endif

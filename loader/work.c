@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * work.c - from fetched bytes to a ready batch: records are checked and decoded, arrays made of them.
+ *
+ * Work is shared within a batch as well as across batches (Yang & Cong III-B): whoever is free takes the next portion of the oldest fetched
+ * batch that has one left, one sample where something is decoded, else up to PORTION_RECORDS. The last to end a portion of a batch ends the
+ * batch. So a single batch keeps all threads busy, and its last portions do not let them wait, for those of the next follow.
+ *
+ *     stage.work:  batch 7 [done|done|A....|B....]   batch 8 [C....|     |     |     ]   batch 9 ...
+ *
+ * Where little is to be done, the fetch thread does it, a portion between two looks at its queue (work_some).
+ *
+ * A sample that fails ends its batch. What was claimed before it is still done, and the first sample that fails is the one that is told,
+ * so that the message does not depend on which thread was faster.
+ *
+ * Threads: workers, or the fetch thread. The lock is taken once a portion; nothing is decoded under it.
+ */
+#include "loader/stage_int.h"
+
+#define PORTION_RECORDS 64
+#define PORTION_BYTES (256 * KIB)
+
+/* ---- one sample ---- */
+
+/* Its values: views of its bytes, which are checked first. */
+static int decode(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
+{
+    struct stage *st = w->stage;
+    struct larder_value *v = s->values + (size_t)i * st->n_fields;
+    const void *const *views = tiers_fetch_views(s->fetch);
+
+    if (views && store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + i, views + i, 1, v))
+        return LARDER_OK;
+    return store_decode(st->o.store, w->decoder, tiers_fetch_extent(s->fetch, i), tiers_fetch_record(s->fetch, i),
+                        s->scratches ? s->scratch + s->scratches[i] : s->scratch, v, err);
+}
+
+/* ---- a portion ---- */
+
+struct portion {
+    struct slot *slot;
+    uint32_t first, n;
+    uint64_t bytes;     /* of its values */
+    uint32_t failed_at; /* UINT32_MAX: none did */
+    struct larder_error failure;
+};
+
+/* With the lock held. */
+static bool claim(struct stage *st, struct portion *p)
+{
+    struct slot *s = st->work;
+
+    while (s && (s->all_claimed || s->seq >= st->fail_seq))
+        s = s->next;
+    if (!s)
+        return false;
+    *p = (struct portion){.slot = s, .first = s->claimed, .n = MIN(s->portion, s->batch.n - s->claimed), .failed_at = UINT32_MAX};
+    s->claimed += p->n;
+    s->all_claimed = s->claimed == s->batch.n;
+    s->working++;
+    return true;
+}
+
+static void run(struct worker *w, struct portion *p)
+{
+    struct stage *st = w->stage;
+    struct slot *s = p->slot;
+    const void *const *views = tiers_fetch_views(s->fetch);
+    uint32_t i = p->first, end = p->first + p->n;
+
+    while (i < end && !atomic_load_explicit(&st->stop, memory_order_relaxed)) {
+        size_t n = 0;
+        if (views) /* what a cache gave need only be placed: as many as come next */
+            n = store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + i, views + i, end - i, s->values + (size_t)i * st->n_fields);
+        if (n == 0 && decode(w, s, i, &p->failure)) {
+            p->failed_at = i;
+            return;
+        }
+        i += MAX((uint32_t)n, 1u);
+    }
+    for (size_t k = (size_t)p->first * st->n_fields; k < (size_t)i * st->n_fields; k++)
+        p->bytes += s->values[k].len;
+}
+
+/* ---- a batch ---- */
+
+void work_add(struct stage *st, struct slot *s)
+{
+    struct slot **at = &st->work;
+    uint64_t each = s->batch.n ? s->raw_bytes / s->batch.n : 0;
+    uint32_t portions;
+
+    s->portion = (uint32_t)MAX(MIN(PORTION_RECORDS, PORTION_BYTES / MAX(each, (uint64_t)1)), (uint64_t)1);
+    s->claimed = 0;
+    s->working = 0;
+    s->all_claimed = false;
+    s->failed_at = UINT32_MAX;
+    while (*at && (*at)->seq < s->seq)
+        at = &(*at)->next;
+    s->next = *at;
+    *at = s;
+    portions = s->batch.n / s->portion + 1;
+    for (unsigned i = 0; i < st->n_idle && i < portions; i++)
+        pthread_cond_signal(&st->some_work);
+}
+
+static void unlist(struct stage *st, const struct slot *s)
+{
+    struct slot **at = &st->work;
+
+    while (*at != s)
+        at = &(*at)->next;
+    *at = s->next;
+}
+
+/* Every portion of s is done. With the lock held. */
+static void finish(struct stage *st, struct slot *s)
+{
+    unlist(st, s);
+    if (s->failed_at != UINT32_MAX) {
+        stage_fail(st, s->seq, &s->failure);
+        return;
+    }
+    s->state = SLOT_READY;
+    st->n_busy--;
+    if (st->consumer_waits && s->seq == st->next_seq)
+        pthread_cond_signal(&st->ready);
+}
+
+/* With the lock held. */
+static void settle(struct stage *st, const struct portion *p)
+{
+    struct slot *s = p->slot;
+
+    s->working--;
+    s->cost.bytes += p->bytes;
+    if (p->failed_at < s->failed_at) {
+        s->failed_at = p->failed_at;
+        s->failure = p->failure;
+        s->all_claimed = true; /* the rest of it is of no use */
+    }
+    if (s->all_claimed && s->working == 0 && !atomic_load(&st->stop))
+        finish(st, s);
+}
+
+/* ---- who does it ---- */
+
+/* With the lock held, which is given up in between. False: there is nothing to do. */
+static bool step(struct worker *w)
+{
+    struct stage *st = w->stage;
+    struct portion p;
+
+    if (!claim(st, &p))
+        return false;
+    pthread_mutex_unlock(&st->lock);
+    run(w, &p);
+    pthread_mutex_lock(&st->lock);
+    settle(st, &p);
+    return true;
+}
+
+bool work_some(struct stage *st)
+{
+    bool did;
+
+    pthread_mutex_lock(&st->lock);
+    did = step(&st->workers[0]);
+    pthread_mutex_unlock(&st->lock);
+    return did;
+}
+
+void *work_main(void *worker)
+{
+    struct worker *w = worker;
+    struct stage *st = w->stage;
+
+    pthread_mutex_lock(&st->lock);
+    while (!atomic_load(&st->stop)) {
+        if (step(w))
+            continue;
+        st->n_idle++;
+        pthread_cond_wait(&st->some_work, &st->lock);
+        st->n_idle--;
+    }
+    pthread_mutex_unlock(&st->lock);
+    return NULL;
+}
+
+int work_open(struct stage *st, struct larder_error *err)
+{
+    unsigned n = MAX(st->n_workers, 1u);
+    int rc = LARDER_OK;
+
+    st->workers = calloc(n, sizeof(*st->workers));
+    if (!st->workers)
+        return err_nomem(err, n * sizeof(*st->workers), "decode threads");
+    for (unsigned i = 0; !rc && i < n; i++) {
+        st->workers[i].stage = st;
+        rc = decoder_new(&st->workers[i].decoder, err);
+    }
+    return rc;
+}
+
+void work_close(struct stage *st)
+{
+    for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++)
+        decoder_free(st->workers[i].decoder);
+    free(st->workers);
+    st->workers = NULL;
+}
