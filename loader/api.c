@@ -268,6 +268,7 @@ void larder_dataset_close(struct larder_dataset *ds)
     if (!ds)
         return;
     block_pool_free(ds->blocks);
+    split_close(ds);
     if (getpid() == ds->pid) {
         while ((r = ds->readers)) {
             ds->readers = r->next;

@@ -657,11 +657,30 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
 /* Stops what is in flight and frees; NULL is allowed. Batches still held become invalid. */
 void larder_loader_close(struct larder_loader *ld);
 
-/* What becomes of a mix when one of its datasets is exhausted. */
+/* A dataset of a mix. */
+struct larder_mix_source {
+    size_t struct_size;
+    struct larder_dataset *ds; /* must outlive the loader; the same one may be a source more than once */
+    double weight;             /* its share of the samples is weight / all weights, at any position less than 1 + ln(sources) samples off. All
+                                * 0: by the number of samples, so that an epoch has every sample once. */
+    const uint8_t *filter;     /* as in larder_loader_options, of this dataset; copied, as is */
+    const double *weights;     /* [samples, or members of the filter] */
+};
+#define LARDER_MIX_SOURCE_INIT {sizeof(struct larder_mix_source), NULL, 0, NULL, NULL}
+
+/* What becomes of a mix with weights when one of its datasets is exhausted. */
 enum larder_exhausted {
-    LARDER_EXHAUSTED_REPEAT = 0, /* it walks on, through a new permutation; the epoch ends when all have been */
+    LARDER_EXHAUSTED_REPEAT = 0, /* it walks on, through a new permutation; the epoch ends when all have been exhausted */
     LARDER_EXHAUSTED_STOP = 1    /* the epoch ends; the next one begins new permutations of all */
 };
+
+/* Opens a loader on up to 256 datasets that are mixed by weight. Each is walked through in an order of its own; whose turn it is is shuffled
+ * within 1,024 positions (of SHUFFLE_FULL by size: within the epoch), and with SHUFFLE_NONE as even as can be. The order depends on
+ * seed, epoch, sizes, weights and filters alone. Without outputs the datasets have equal schemas, with them the fields that they name are
+ * equal. Of the options filter, weights and order are not for mixes; a split is that of each dataset; with epoch_size an epoch has so many
+ * samples, and all datasets walk on. exhausted: enum larder_exhausted. Errors and all else as larder_loader_open. */
+int larder_loader_open_mix(const struct larder_mix_source *sources, size_t n_sources, int exhausted, const struct larder_loader_options *opts,
+                           struct larder_loader **ld, struct larder_error *err);
 
 /* A batch of samples in epoch order, all fields, borrowed until larder_batch_release(). */
 struct larder_batch {
@@ -676,6 +695,8 @@ struct larder_batch {
     uint32_t valid;                      /* of the n, the first so many: the others fill the batch up (LARDER_LAST_PAD) */
     uint32_t n_arrays;                   /* as outputs say; then values is NULL and n_fields 0 */
     const struct larder_array *arrays;   /* [n_arrays] */
+    const uint32_t *sources;             /* [n]: of a mix, which dataset each sample is of; else NULL */
+    const uint64_t *positions;           /* [n]: with an assign function, where each sample stands in the epoch order; else NULL */
 };
 
 /* The next batch, in order. Waits for it if it is not ready (that time is the fetch stall).

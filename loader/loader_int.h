@@ -17,9 +17,15 @@
 
 /* ---- the order of samples (order.c): pure ---- */
 
+struct larder_dataset;
+
 /* A filter: a set of ordinals below n with rank and select, one bit and an eighth a sample. */
 struct subset { uint64_t n, members, groups, *bits, *rank; };
 int subset_new(const uint8_t *bits, uint64_t n, struct subset **s, struct larder_error *err); /* bit i of byte i / 8: ordinal i is in */
+/* Of the members of a, those that b has; b NULL: a copy of a. */
+int subset_and(const struct subset *a, const struct subset *b, struct subset **s, struct larder_error *err);
+int subset_empty(uint64_t n, struct subset **s, struct larder_error *err); /* set bits of it, bit i % 64 of word i / 64, */
+void subset_count(struct subset *s);                                      /* and then this */
 void subset_free(struct subset *s);
 uint64_t subset_bytes(const struct subset *s);
 uint64_t subset_select(const struct subset *s, uint64_t k); /* the k-th member; k < members */
@@ -141,6 +147,33 @@ int state_decode(const char *text, size_t len, struct state *s, struct larder_er
 /* EINVAL naming the first thing that differs, with both values; length: of an epoch. generation may differ. */
 int state_check(const struct state *saved, const struct state *now, uint64_t length, struct larder_error *err);
 
+/* ---- what a loader's epochs are made of (run.c) ---- */
+
+struct run_source {
+    struct larder_dataset *ds;
+    const struct subset *split; /* the dataset's */
+    struct subset *subset;      /* owned, as the next two: the filter, or what of it is in the split */
+    struct alias *alias;
+    uint64_t *list;
+};
+struct run {
+    struct batch_plan plan;
+    struct mix *mix;            /* NULL: one dataset */
+    struct run_source *source;  /* [n] */
+    uint32_t n;
+    uint64_t *ends;
+    uint64_t digest;            /* of all that the order depends on */
+    uint64_t bytes;             /* of memory that filters, splits, weights, lists and what is beside them take */
+};
+/* o has its defaults; sources[n]: 1 when it is no mix. r->plan's pointers go where r does not: r may be moved. */
+int run_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o, struct run *r,
+             struct larder_error *err);
+void run_close(struct run *r, bool forked);
+/* The state at the beginning of epoch 0: release it. */
+int run_state(const struct run *r, struct state *s, struct larder_error *err);
+/* May an epoch go on from this position? EINVAL. */
+int run_position(const struct run *r, uint64_t position, struct larder_error *err);
+
 /* ---- what an epoch will cost (estimate.c) ---- */
 
 struct estimate_in {
@@ -150,7 +183,6 @@ struct estimate_in {
     bool in_order, streams;
 };
 double estimate_gets(const struct estimate_in *in, double *bytes); /* pure */
-struct larder_dataset;
 void estimate_epoch(struct larder_dataset *ds, const struct order *o, const struct slicing *s, struct larder_loader_estimate *e);
 /* Does an epoch take all there is, in no order? Then it may be read in any. */
 bool order_is_full(const struct order *o, uint64_t samples);
@@ -177,6 +209,18 @@ void block_put(struct block *b, uint64_t n);
 
 /* ---- the dataset (api.c, read.c) ---- */
 
+/* ---- splits (split.c) ---- */
+
+/* Keys whose hashes are in [lo, lo + span); span 0: all of them. */
+struct split_part { uint64_t lo, span, seed; };
+int split_part(double begin, double end, uint64_t seed, struct split_part *p, struct larder_error *err); /* EINVAL */
+bool split_has(const struct split_part *p, const void *key, size_t len);
+struct larder_dataset;
+/* Who is in it: borrowed until split_put, which takes NULL too. Reads keys where the dataset does not have it at hand. span is not 0. */
+int split_get(struct larder_dataset *ds, const struct split_part *part, const struct subset **s, struct larder_error *err);
+void split_put(struct larder_dataset *ds, const struct subset *s);
+void split_close(struct larder_dataset *ds); /* with the dataset */
+
 /* What one read needs to work with: one a thread at a time. */
 struct reader {
     struct reader *next;
@@ -198,9 +242,10 @@ struct larder_dataset {
     const struct manifest *manifest;
     pid_t pid;                     /* of the process that opened it */
     struct block_pool *blocks;
-    pthread_mutex_t lock;          /* guards readers, n_readers */
+    pthread_mutex_t lock;          /* guards readers, n_readers, splits */
     struct reader *readers;        /* idle ones */
     unsigned n_readers;
+    struct split *splits;
 };
 
 /* LARDER_EFORK in a forked child. */

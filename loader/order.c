@@ -24,7 +24,7 @@
 
 #define RANK_BITS 512u      /* a count of the members before every so many bits */
 
-int subset_new(const uint8_t *bits, uint64_t n, struct subset **out, struct larder_error *err)
+int subset_empty(uint64_t n, struct subset **out, struct larder_error *err)
 {
     uint64_t words = (n + 63) / 64, groups = (n + RANK_BITS - 1) / RANK_BITS + 1;
     *out = NULL;
@@ -38,17 +38,43 @@ int subset_new(const uint8_t *bits, uint64_t n, struct subset **out, struct lard
         return err_nomem(err, words * 8 + groups * 8, "a filter");
     }
     s->n = n;
-    memcpy(s->bits, bits, (n + 7) / 8);
-    if (n % 64)
-        s->bits[words - 1] &= ~0ull >> (64 - n % 64);
+    s->groups = groups - 1;
+    *out = s;
+    return LARDER_OK;
+}
+
+void subset_count(struct subset *s)
+{
+    uint64_t words = (s->n + 63) / 64;
+    if (s->n % 64)
+        s->bits[words - 1] &= ~0ull >> (64 - s->n % 64);
+    s->members = 0;
     for (uint64_t w = 0; w < words; w++) {
         if (w % (RANK_BITS / 64) == 0)
             s->rank[w / (RANK_BITS / 64)] = s->members;
         s->members += (uint64_t)__builtin_popcountll(s->bits[w]);
     }
-    s->rank[groups - 1] = s->members;
-    s->groups = groups - 1;
-    *out = s;
+    s->rank[s->groups] = s->members;
+}
+
+int subset_new(const uint8_t *bits, uint64_t n, struct subset **out, struct larder_error *err)
+{
+    int rc = subset_empty(n, out, err);
+    if (rc)
+        return rc;
+    memcpy((*out)->bits, bits, (n + 7) / 8);
+    subset_count(*out);
+    return LARDER_OK;
+}
+
+int subset_and(const struct subset *a, const struct subset *b, struct subset **out, struct larder_error *err)
+{
+    int rc = subset_empty(a->n, out, err);
+    if (rc)
+        return rc;
+    for (uint64_t w = 0; w < (a->n + 63) / 64; w++)
+        (*out)->bits[w] = a->bits[w] & (b ? b->bits[w] : ~0ull);
+    subset_count(*out);
     return LARDER_OK;
 }
 
