@@ -46,8 +46,9 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     at = s->values_at + n * st->n_fields * sizeof(struct larder_value);
     s->kept_at = st->o.prep ? round_up(at, STORE_PAGE) : at;
     s->ordinals_at = s->kept_at;
-    s->arrays_at = round_up(s->ordinals_at + n * sizeof(uint64_t), 64);
-    at = s->ordinals_at + n * sizeof(uint64_t);
+    s->positions_at = s->ordinals_at + n * sizeof(uint64_t);
+    at = s->positions_at + (st->positions ? n * sizeof(uint64_t) : 0);
+    s->arrays_at = round_up(at, 64);
     s->len = round_up(at, STORE_PAGE);
 }
 
@@ -70,14 +71,17 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
 
     b->epoch = st->plan_epoch;
     b->number = st->plan_number;
-    struct slice slice = slicing_batch(&st->o.slicing, epoch_from(st, b->epoch), order_length(&st->o.order), b->number);
-    b->position = slice.position;
+    uint64_t from = epoch_from(st, b->epoch);
+    struct slice slice = slicing_batch(&st->o.plan.slicing, from, batch_plan_length(&st->o.plan), b->number);
     b->n = slice.n;
-    b->valid = slice.valid;
-    fixed = (size_t)b->n * (sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
+    fixed = (size_t)b->n * ((st->positions ? 2 : 1) * sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
     if (fixed > st->o.staging_bytes)
         return too_small(st, s, fixed, err);
-    order_slice(&st->o.order, b->epoch, &slice, st->ordinals);
+    rc = batch_plan_fill(&st->o.plan, b->epoch, from, b->number, &slice, st->ordinals, NULL, st->positions, err);
+    if (rc)
+        return rc;
+    b->position = slice.position;
+    b->valid = slice.valid;
     rc = tiers_fetch_plan(s->fetch, st->ordinals, b->n, &bytes, err);
     if (rc)
         return rc;
@@ -129,6 +133,8 @@ static void lay_down(struct stage *st, struct slot *s)
     s->values = (struct larder_value *)(void *)(memory + s->values_at);
     memcpy(memory + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
     s->batch.ordinals = (uint64_t *)(void *)(memory + s->ordinals_at);
+    if (st->positions)
+        s->batch.positions = memcpy(memory + s->positions_at, st->positions, s->batch.n * sizeof(uint64_t));
     s->batch.values = st->o.prep ? NULL : s->values;
 }
 

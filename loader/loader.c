@@ -14,8 +14,6 @@
 #include <unistd.h>
 
 #define BATCH_SIZE_DEFAULT 256
-#define BLOCK_SAMPLES 1024 /* of a block shuffle: 16 such blocks are 16,384 samples, a few seconds of training */
-#define WINDOW_BLOCKS 16
 #define STAGING_DEFAULT (256 * MIB)
 #define TIMEOUT_MS_DEFAULT 120000
 #define NOTICE_MS_DEFAULT 30000
@@ -23,15 +21,9 @@
 
 struct larder_loader {
     struct stage *stage;
-    struct larder_dataset *ds;
     pid_t pid;
-    struct order order;
-    struct subset *subset;        /* owned, as the two below, by the order */
-    struct alias *alias;
-    uint64_t *list;
-    struct slicing slicing;
-    uint64_t digest;              /* of all that the order depends on */
-    const struct manifest *manifest;
+    struct epochs all;
+    uint64_t length;              /* of an epoch */
     struct prep *prep;            /* NULL: values as they are */
     uint64_t first_epoch;
     struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
@@ -75,10 +67,6 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         o->world = 1;
     if (o->rank >= o->world)
         return err_set(err, LARDER_EINVAL, "larder_loader_options: rank %u of %u: ranks begin at 0", o->rank, o->world);
-    if (o->filter && o->order)
-        return err_set(err, LARDER_EINVAL, "larder_loader_options: filter and order exclude each other: leave out of order what is not wanted");
-    if (o->order_is_ranks && !o->order)
-        return err_set(err, LARDER_EINVAL, "larder_loader_options: order_is_ranks without an order");
     if (o->queue_depth > 4096)
         return err_set(err, LARDER_EINVAL, "larder_loader_options.queue_depth: %u is more than 4096", o->queue_depth);
     if (o->threads > THREADS_MAX)
@@ -103,90 +91,38 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
     return 0;
 }
 
-/* The order that the options describe; ld owns its parts. */
-static int order_take(struct larder_loader *ld, const struct larder_loader_options *o, uint64_t samples, struct larder_error *err)
+/* Is the state of the run that this loader makes? *saved has it then, without what names its datasets. */
+static int state_read(const struct larder_loader *ld, const char *text, struct state *saved, struct larder_error *err)
 {
-    struct order *r = &ld->order;
-    int rc = LARDER_OK;
+    struct state now;
+    int rc = epochs_state(&ld->all, &now, err);
 
-    *r = (struct order){.n = samples, .seed = o->seed, .shuffle = o->shuffle, .epoch_size = o->epoch_size,
-                        .block = o->block_samples ? o->block_samples : BLOCK_SAMPLES,
-                        .window = o->window_blocks ? o->window_blocks : WINDOW_BLOCKS};
-    if (o->filter) {
-        rc = subset_new(o->filter, samples, &ld->subset, err);
-        r->subset = ld->subset;
-        r->n = rc ? 0 : ld->subset->members;
+    if (rc)
+        return rc;
+    rc = state_decode(text, strlen(text), saved, err);
+    if (!rc) {
+        rc = state_check(saved, &now, ld->length, err);
+        state_release(saved);
     }
-    for (uint64_t i = 0; o->order && i < o->n_order; i++)
-        if (o->order[i] >= samples)
-            return err_set(err, LARDER_ENOTFOUND, "larder_loader_options.order[%llu]: ordinal %llu of %llu", (unsigned long long)i,
-                           (unsigned long long)o->order[i], (unsigned long long)samples);
-    if (o->order) {
-        ld->list = bytes_dup(o->order, o->n_order * sizeof(*o->order));
-        if (!ld->list)
-            return err_nomem(err, o->n_order * sizeof(*o->order), "an order");
-        r->list = ld->list;
-        r->n = o->n_order;
-    }
-    if (!rc && o->weights && r->n) {
-        rc = alias_new(o->weights, r->n, &ld->alias, err);
-        r->alias = ld->alias;
-    }
-    if (!rc && r->n == 0)
-        r->epoch_size = 0; /* of nothing there is nothing */
-    r->block = MIN(r->block, MAX(r->n, (uint64_t)1)); /* more makes no difference */
-    r->window = MIN(r->window, MAX(r->n, (uint64_t)1));
-    ld->stats.order_bytes = (ld->subset ? subset_bytes(ld->subset) : 0) + (ld->alias ? r->n * sizeof(struct alias_entry) : 0) +
-                            (ld->list ? r->n * sizeof(*ld->list) : 0);
+    if (!rc)
+        rc = epochs_position(&ld->all, saved->position, err);
+    state_release(&now);
     return rc;
-}
-
-static int slicing_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
-{
-    uint32_t world = o->order_is_ranks ? 1 : o->world, rank = o->order_is_ranks ? 0 : o->rank;
-    uint64_t length = order_length(&ld->order), g = (uint64_t)o->batch_size * world;
-    int last = o->last;
-
-    if (last == LARDER_LAST_AUTO)
-        last = world == 1 ? LARDER_LAST_SHORT : o->shuffle == LARDER_SHUFFLE_NONE ? LARDER_LAST_PAD : LARDER_LAST_DROP;
-    ld->slicing = (struct slicing){.batch_size = o->batch_size, .world = world, .rank = rank, .last = last};
-    if (last == LARDER_LAST_DROP && length > 0 && length < g)
-        return err_set(err, LARDER_EINVAL, "an epoch of %llu samples has no whole batch of %llu (batch_size %u x world %u), and last is to be "
-                       "dropped: lower batch_size, or ask for LARDER_LAST_SHORT or _PAD", (unsigned long long)length, (unsigned long long)g,
-                       o->batch_size, world);
-    return LARDER_OK;
-}
-
-/* Where the run stands if no batch of its epoch was given; source: room for its dataset. */
-static struct state state_now(const struct larder_loader *ld, struct state_source *source)
-{
-    *source = (struct state_source){.generation = ld->manifest->generation, .samples = ld->manifest->samples};
-    memcpy(source->uuid, ld->manifest->uuid, 16);
-    memcpy(source->lineage, ld->manifest->lineage, 16);
-    return (struct state){.seed = ld->order.seed, .order = ld->digest, .epoch = ld->epoch, .n = 1, .source = source};
 }
 
 static int state_take(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    struct state_source source;
-    struct state saved, now = state_now(ld, &source);
-    int rc;
+    struct state saved;
+    int rc = o->state ? state_read(ld, o->state, &saved, err) : LARDER_OK;
 
-    if (!o->state)
-        return LARDER_OK;
-    rc = state_decode(o->state, strlen(o->state), &saved, err);
-    if (rc)
-        return rc;
-    rc = state_check(&saved, &now, order_length(&ld->order), err);
-    state_release(&saved);
-    if (rc)
+    if (rc || !o->state)
         return rc;
     if (saved.epoch < o->epoch || (o->epochs && saved.epoch > o->epoch + o->epochs))
         return err_set(err, LARDER_EINVAL, "the state stands in epoch %llu; these are %llu epochs from %llu on", (unsigned long long)saved.epoch,
                        (unsigned long long)o->epochs, (unsigned long long)o->epoch);
     ld->position = saved.position;
     if (o->epochs && saved.epoch == o->epoch + o->epochs)
-        ld->position = order_length(&ld->order); /* all is done */
+        ld->position = ld->length; /* all is done */
     ld->epoch = saved.epoch;
     return LARDER_OK;
 }
@@ -195,16 +131,16 @@ static int state_take(struct larder_loader *ld, const struct larder_loader_optio
  * what DRAM has takes up nothing. */
 static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    const struct manifest *m = ld->manifest;
+    const struct manifest *m = ld->all.source[0].ds->manifest;
     uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), stored = 0;
     double sample, need;
 
     if (!o->fetch_size || m->samples == 0)
         return LARDER_OK;
-    most = MIN(most, order_length(&ld->order) * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
+    most = MIN(most, ld->length * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
-    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->ds->tiers) ? 0 : (double)stored / (double)m->samples);
+    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->all.source[0].ds->tiers) ? 0 : (double)stored / (double)m->samples);
     need = (double)most * sample;
     if (need > (double)o->staging_bytes)
         return err_set(err, LARDER_EINVAL, "fetch_size %llu and threshold %llu: so many samples take about %.0f bytes, and staging_bytes is %zu: "
@@ -216,14 +152,12 @@ static unsigned threads_wanted(const struct larder_loader *ld, const struct lard
 {
     if (o->threads)
         return o->threads;
-    return ld->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
+    return ld->all.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
 }
 
 static void loader_free(struct larder_loader *ld)
 {
-    subset_free(ld->subset);
-    alias_free(ld->alias);
-    free(ld->list);
+    epochs_close(&ld->all, getpid() != ld->pid);
     free(ld);
 }
 
@@ -231,6 +165,7 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
                        struct larder_error *err)
 {
     struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_mix_source one = {.ds = ds};
     struct stage_options so = {0};
     struct larder_loader *ld;
     int rc;
@@ -249,16 +184,11 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     if (!ld)
         return err_nomem(err, sizeof(*ld), "loader");
     ld->pid = getpid();
-    ld->ds = ds;
-    ld->manifest = ds->manifest;
     ld->epoch = o.epoch;
     ld->last_epoch = o.epoch + o.epochs;
     ld->endless = o.epochs == 0;
-    rc = order_take(ld, &o, ds->manifest->samples, err);
-    if (!rc)
-        rc = slicing_take(ld, &o, err);
-    if (!rc)
-        ld->digest = batch_plan_digest(&(struct batch_plan){.order = ld->order, .slicing = ld->slicing});
+    rc = epochs_open(&one, 1, false, 0, &o, &ld->all, err);
+    ld->length = rc ? 0 : batch_plan_length(&ld->all.plan);
     if (!rc)
         rc = window_check(ld, &o, err);
     if (!rc)
@@ -267,12 +197,12 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
         loader_free(ld);
         return rc;
     }
-    ld->batches = slicing_batches(&ld->slicing, ld->position, order_length(&ld->order));
+    ld->batches = slicing_batches(&ld->all.plan.slicing, ld->position, ld->length);
     ld->stats.epoch = ld->epoch;
+    ld->stats.order_bytes = ld->all.bytes;
     so.store = ds->store;
     so.tiers = ds->tiers;
-    so.order = ld->order;
-    so.slicing = ld->slicing;
+    so.plan = ld->all.plan;
     so.epoch = ld->epoch;
     so.epochs = ld->endless ? 0 : MAX(ld->last_epoch - ld->epoch, (uint64_t)1);
     so.position = ld->position;
@@ -288,7 +218,7 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.fetch_size = o.fetch_size;
     so.threshold = o.threshold;
     ld->first_epoch = ld->epoch;
-    estimate_epoch(ds, &ld->order, &ld->slicing, &ld->first);
+    estimate_epoch(ds, &ld->all.plan.order, &ld->all.plan.slicing, &ld->first);
     rc = stage_open(&so, &ld->stage, err);
     if (rc) {
         loader_free(ld);
@@ -362,7 +292,7 @@ static int epoch_end(struct larder_loader *ld)
     ld->number = 0;
     ld->position = 0;
     ld->epoch++;
-    ld->batches = slicing_batches(&ld->slicing, 0, order_length(&ld->order));
+    ld->batches = slicing_batches(&ld->all.plan.slicing, 0, ld->length);
     return LARDER_END;
 }
 
@@ -437,21 +367,22 @@ int larder_loader_next(struct larder_loader *ld, const struct larder_batch **bat
 /* In this call's turn. */
 static int seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, struct larder_error *err)
 {
-    uint64_t length = order_length(&ld->order);
+    uint64_t length = ld->length;
     bool end = !ld->endless && epoch == ld->last_epoch;
     int rc;
 
     if ((!ld->endless && epoch > ld->last_epoch) || (end && position))
         return err_set(err, LARDER_EINVAL, "seek to position %llu of epoch %llu: the last epoch is %llu", (unsigned long long)position,
                        (unsigned long long)epoch, (unsigned long long)ld->last_epoch - 1);
-    if (position > length)
-        return err_set(err, LARDER_EINVAL, "seek to position %llu of an epoch of %llu", (unsigned long long)position, (unsigned long long)length);
+    rc = epochs_position(&ld->all, position, err);
+    if (rc)
+        return err_prefix(err, rc, "seek");
     rc = stage_seek(ld->stage, epoch, ld->endless ? 0 : MAX(ld->last_epoch - epoch, (uint64_t)1), end ? length : position, err);
     pthread_mutex_lock(&ld->lock);
     ld->epoch = epoch;
     ld->position = position;
     ld->number = 0;
-    ld->batches = slicing_batches(&ld->slicing, position, length);
+    ld->batches = slicing_batches(&ld->all.plan.slicing, position, length);
     ld->begin_ns = 0;
     ld->stats = (struct larder_loader_stats){.epoch = epoch, .order_bytes = ld->stats.order_bytes};
     pthread_mutex_unlock(&ld->lock);
@@ -472,22 +403,17 @@ int larder_loader_seek(struct larder_loader *ld, uint64_t epoch, uint64_t positi
 
 int larder_loader_load_state(struct larder_loader *ld, const char *text, struct larder_error *err)
 {
-    struct state_source source;
-    struct state saved, now;
+    struct state saved;
     int rc = loader_check(ld, err);
 
     if (rc == 0 && !text)
         rc = err_set(err, LARDER_EINVAL, "larder_loader_load_state: text is NULL");
     if (rc == 0)
-        rc = state_decode(text, strlen(text), &saved, err);
+        rc = state_read(ld, text, &saved, err);
     if (rc)
         return rc;
     turn_take(ld);
-    now = state_now(ld, &source);
-    rc = state_check(&saved, &now, order_length(&ld->order), err);
-    state_release(&saved);
-    if (rc == 0)
-        rc = seek(ld, saved.epoch, saved.position, err);
+    rc = seek(ld, saved.epoch, saved.position, err);
     turn_end(ld);
     return rc;
 }
@@ -508,7 +434,7 @@ int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estima
     if (first)
         e = ld->first;
     else
-        estimate_epoch(ld->ds, &ld->order, &ld->slicing, &e);
+        estimate_epoch(ld->all.source[0].ds, &ld->all.plan.order, &ld->all.plan.slicing, &e);
     result_give(estimate, &e, sizeof(e));
     return 0;
 }
@@ -522,22 +448,27 @@ void larder_batch_release(const struct larder_batch *batch)
 int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err)
 {
     AUTO_BUF struct buf out = BUF_INIT;
+    struct state s;
     int rc = loader_check(ld, err);
 
     if (rc)
         return rc;
     if (!text)
         return err_set(err, LARDER_EINVAL, "larder_loader_state: text is NULL");
-    struct state_source source;
+    rc = epochs_state(&ld->all, &s, err);
+    if (rc)
+        return rc;
     look(ld);
-    struct state s = state_now(ld, &source);
-    s.position = slicing_position(&ld->slicing, ld->position, order_length(&ld->order), ld->number);
+    s.epoch = ld->epoch;
+    s.position = slicing_position(&ld->all.plan.slicing, ld->position, ld->length, ld->number);
     looked(ld);
     rc = state_encode(&s, &out, err);
+    state_release(&s);
     if (rc)
         return rc;
     if (out.len >= cap)
-        return err_set(err, LARDER_EINVAL, "larder_loader_state: %zu bytes do not fit into %zu: LARDER_STATE_MAX do", out.len, cap);
+        return err_set(err, LARDER_EINVAL, "larder_loader_state: %zu bytes do not fit into %zu: LARDER_STATE_MAX do, of a mix LARDER_STATE_BYTES(n)",
+                       out.len, cap);
     memcpy(text, out.data, out.len);
     text[out.len] = '\0';
     return LARDER_OK;

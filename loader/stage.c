@@ -174,6 +174,7 @@ static void stage_free(struct stage *st)
     free(st->by_seq);
     free(st->live);
     free(st->ordinals);
+    free(st->positions);
     free(st);
 }
 
@@ -214,8 +215,10 @@ static int allocate(struct stage *st, struct larder_error *err)
     st->by_seq = calloc(n, sizeof(*st->by_seq));
     st->live = calloc(n + 1, sizeof(*st->live));
     /* A batch whose ordinals alone are beyond the budget fails before they are written. */
-    st->ordinals = calloc(MIN(st->batch_n, st->o.staging_bytes / sizeof(uint64_t)) + 1, sizeof(*st->ordinals));
-    if (!st->slots || !st->by_seq || !st->live || !st->ordinals)
+    size_t most = MIN(st->batch_n, st->o.staging_bytes / sizeof(uint64_t)) + 1;
+    st->ordinals = calloc(most, sizeof(*st->ordinals));
+    st->positions = st->o.plan.assign ? calloc(most, sizeof(*st->positions)) : NULL;
+    if (!st->slots || !st->by_seq || !st->live || !st->ordinals || (st->o.plan.assign && !st->positions))
         return err_nomem(err, n * 3 * sizeof(void *) + st->batch_n * sizeof(uint64_t), "staging buffer");
     st->region = region_map(st->o.staging_bytes);
     if (!st->region)
@@ -230,7 +233,7 @@ static bool is_dense(const struct stage *st)
     struct tiers_remote_rules r;
     double stored = 0, record;
 
-    if (!tiers_remote_rules(st->o.tiers, &r) || !order_is_full(&st->o.order, m->samples) || m->samples == 0)
+    if (!tiers_remote_rules(st->o.tiers, &r) || !order_is_full(&st->o.plan.order, m->samples) || m->samples == 0)
         return false;
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
@@ -277,11 +280,11 @@ static void halt(struct stage *st)
 /* Where the epochs begin; nothing but held batches is left. No thread runs. */
 static void reset(struct stage *st)
 {
-    uint64_t length = order_length(&st->o.order);
+    uint64_t length = batch_plan_length(&st->o.plan);
     unsigned held = 0;
 
-    st->batches = slicing_batches(&st->o.slicing, 0, length);
-    st->first_batches = slicing_batches(&st->o.slicing, st->o.position, length);
+    st->batches = slicing_batches(&st->o.plan.slicing, 0, length);
+    st->first_batches = slicing_batches(&st->o.plan.slicing, st->o.position, length);
     st->plan_epoch = st->o.epoch + (st->first_batches == 0); /* it went on at the very end of one */
     st->plan_number = 0;
     st->planned = NULL;
@@ -349,7 +352,8 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     st->o = *o;
     st->o.staging_bytes = round_down(MIN(o->staging_bytes, SIZE_MAX / 2), STORE_PAGE);
     st->n_fields = store_manifest(o->store)->schema.n;
-    st->batch_n = (uint32_t)MIN((uint64_t)o->slicing.batch_size, o->slicing.last == LARDER_LAST_PAD ? UINT32_MAX : order_length(&o->order));
+    st->batch_n = (uint32_t)MIN((uint64_t)o->plan.slicing.batch_size,
+                                 o->plan.slicing.last == LARDER_LAST_PAD ? UINT32_MAX : batch_plan_length(&o->plan));
     st->n_workers = o->threads;
     st->pid = getpid();
     st->dense = is_dense(st);
@@ -362,7 +366,7 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     pthread_cond_init(&st->some_work, NULL);
     rc = allocate(st, err);
     if (!rc) {
-        st->streams = order_is_full(&o->order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
+        st->streams = order_is_full(&o->plan.order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
         st->cork = o->fetch_size ? tiers_remote(o->tiers) : st->dense && !st->streams;
         rc = begin(st, err);
     }
@@ -459,7 +463,7 @@ static void describe(struct stage *st, uint64_t ms, struct waiting *w)
     unsigned busy = st->n_busy;
 
     pthread_mutex_unlock(&st->lock);
-    snprintf(w->what, sizeof(w->what), "rank %u waiting %s for batch %llu", st->o.slicing.rank, duration(ms, since),
+    snprintf(w->what, sizeof(w->what), "rank %u waiting %s for batch %llu", st->o.plan.slicing.rank, duration(ms, since),
              (unsigned long long)number);
     if (!tiers_state(st->o.tiers, state))
         snprintf(state, sizeof(state), "%u batches are being read or decoded", busy);

@@ -21,8 +21,9 @@ struct slot {
     struct tiers_fetch *fetch;
     uint64_t seq;
     size_t offset, len;          /* its piece of the region */
-    /* In the piece: records, scratch, where the scratch of each sample begins, values | kept: ordinals, arrays. */
-    size_t scratch_at, scratches_at, values_at, kept_at, ordinals_at, arrays_at;
+    /* In the piece: records, scratch, where the scratch of each sample begins, values | kept: ordinals,
+     * positions, arrays. */
+    size_t scratch_at, scratches_at, values_at, kept_at, ordinals_at, positions_at, arrays_at;
     uint64_t raw_bytes, raw_max; /* of its records */
     uint64_t units;              /* what it counts in the window */
     struct larder_value *values;
@@ -69,7 +70,8 @@ struct stage {
 
     /* the fetch thread's */
     struct tiers_queue *queue;
-    uint64_t *ordinals;          /* of the batch being planned */
+    uint64_t *ordinals;          /* of the batch being planned, */
+    uint64_t *positions;         /* and where they stand; NULL: from the batch's position on */
     uint64_t plan_epoch, plan_number;
     struct slot *planned;        /* waits for room */
     size_t in_flight;

@@ -339,8 +339,9 @@ static void rig_open(struct rig *r, const char *dir, const struct dataset_spec *
     REQUIRE_OK(store_open(r->io, &so, &r->store, &err), &err);
     struct tiers_options to = {.cache = r->cache, .remote = remote};
     REQUIRE_OK(tiers_open(r->store, &to, &r->tiers, &err), &err);
-    r->o = (struct stage_options){.store = r->store, .tiers = r->tiers, .order = {.n = d->n, .seed = 11},
-                                  .slicing = {32, 1, 0, LARDER_LAST_SHORT}, .queue_depth = 16, .staging_bytes = 8 << 20};
+    r->o = (struct stage_options){.store = r->store, .tiers = r->tiers, .queue_depth = 16, .staging_bytes = 8 << 20,
+                                  .plan = {.order = {.n = d->n, .seed = 11},
+                                           .slicing = {.batch_size = 32, .world = 1, .last = LARDER_LAST_SHORT}}};
     REQUIRE_OK(stage_open(&r->o, &r->stage, &err), &err);
 }
 
@@ -360,7 +361,7 @@ static struct tiers_counts epoch(struct rig *r, const struct dataset_spec *d)
     struct tiers_counts sum = {0};
     uint64_t n = 0;
 
-    for (uint64_t i = 0; i < slicing_batches(&r->o.slicing, 0, order_length(&r->o.order)); i++) {
+    for (uint64_t i = 0; i < slicing_batches(&r->o.plan.slicing, 0, order_length(&r->o.plan.order)); i++) {
         const struct larder_batch *b;
         struct larder_error err;
         struct stage_cost cost;
@@ -594,7 +595,7 @@ TEST(a_wait_is_told_once_then_ends_and_may_go_on)
     struct rig r;
     rig_open(&r, dir, &plain, remote, NULL, LARDER_DRAM_OFF);
     stage_close(r.stage);
-    r.o.slicing.rank = 3, r.o.slicing.world = 4;
+    r.o.plan.slicing.rank = 3, r.o.plan.slicing.world = 4;
     r.o.notice_ms = 30, r.o.timeout_ms = 120;
     r.o.waiting = tell, r.o.user = &told;
     fake_hold(remote, true);

@@ -34,8 +34,9 @@ static void rig_open(struct rig *r, const char *dir, const struct dataset_spec *
     REQUIRE_OK(io_file_open(dir, false, 0, &r->io, &err), &err);
     REQUIRE_OK(store_open(r->io, &so, &r->store, &err), &err);
     REQUIRE_OK(tiers_open(r->store, &to, &r->tiers, &err), &err);
-    r->o = (struct stage_options){r->store, r->tiers, {.n = d->n, .seed = 11},
-                                  .slicing = {batch_size, 1, 0, LARDER_LAST_SHORT}, .queue_depth = 16, .staging_bytes = staging};
+    r->o = (struct stage_options){.store = r->store, .tiers = r->tiers, .queue_depth = 16, .staging_bytes = staging,
+                                  .plan = {.order = {.n = d->n, .seed = 11},
+                                           .slicing = {.batch_size = batch_size, .world = 1, .last = LARDER_LAST_SHORT}}};
 }
 
 static void rig_start(struct rig *r)
@@ -59,7 +60,7 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
     const struct larder_batch *b = NULL;
     struct larder_error err = {0};
     struct stage_cost cost;
-    struct slice slice = slicing_batch(&r->o.slicing, 0, r->o.order.n, number);
+    struct slice slice = slicing_batch(&r->o.plan.slicing, 0, r->o.plan.order.n, number);
     uint64_t position = slice.position, want[1024], bytes = 0;
     uint32_t n = slice.n;
 
@@ -69,7 +70,7 @@ static const struct larder_batch *take(struct rig *r, const struct dataset_spec 
     CHECK_EQ(b->position, position);
     REQUIRE_EQ(b->n, n);
     CHECK_EQ(b->n_fields, F_COUNT);
-    order_fill(&r->o.order, epoch, position, n, want);
+    order_fill(&r->o.plan.order, epoch, position, n, want);
     CHECK_MEM(b->ordinals, want, n * sizeof(*want));
     for (uint32_t i = 0; i < n; i++) {
         CHECK(sample_is(d, b->ordinals[i], b->values + i * F_COUNT));
@@ -92,7 +93,7 @@ static void epochs_by(const struct dataset_spec *d, uint32_t batch_size, size_t 
     r.o.threads = threads;
     rig_start(&r);
     for (uint64_t e = 0; e < 3; e++)
-        for (uint64_t b = 0; b < slicing_batches(&r.o.slicing, 0, r.o.order.n); b++)
+        for (uint64_t b = 0; b < slicing_batches(&r.o.plan.slicing, 0, r.o.plan.order.n); b++)
             stage_release(take(&r, d, e, b));
     rig_close(&r);
 }
@@ -237,7 +238,7 @@ static void told_where(unsigned threads)
     rig_open(&r, dir, &plain, 10, 4 << 20);
     r.o.threads = threads;
     for (uint64_t at = 140; at >= 77; at -= at > 78 ? 31 : 1) { /* 140, 109, 78, 77 */
-        order_fill(&r.o.order, 0, at, 1, &ordinal);
+        order_fill(&r.o.plan.order, 0, at, 1, &ordinal);
         damage(dir, r.store, ordinal);
     }
     REQUIRE_OK(store_locate(r.store, &ordinal, 1, &e, &err), &err);
@@ -368,7 +369,7 @@ static void windows(uint64_t fetch_size, uint64_t threshold, uint32_t batch_size
     r.o.fetch_size = fetch_size;
     r.o.threshold = threshold;
     rig_start(&r);
-    batches = slicing_batches(&r.o.slicing, 0, plain.n);
+    batches = slicing_batches(&r.o.plan.slicing, 0, plain.n);
     for (uint64_t i = 0; i < 2 * batches; i++) {
         const struct larder_batch *b = take(&r, &plain, i / batches, i % batches);
         pthread_mutex_lock(&r.stage->lock);
@@ -452,7 +453,7 @@ TEST(a_seek_mends_what_failed)
     uint64_t ordinal;
 
     rig_open(&r, dir, &plain, 10, 4 << 20);
-    order_fill(&r.o.order, 0, 5, 1, &ordinal);
+    order_fill(&r.o.plan.order, 0, 5, 1, &ordinal);
     damage(dir, r.store, ordinal);
     r.o.threads = 2;
     rig_start(&r);
