@@ -22,7 +22,7 @@
 struct larder_loader {
     struct stage *stage;
     pid_t pid;
-    struct epochs all;
+    struct recipe recipe;
     uint64_t length;              /* of an epoch */
     struct prep *prep;            /* NULL: values as they are */
     uint64_t first_epoch;
@@ -95,7 +95,7 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
 static int state_read(const struct larder_loader *ld, const char *text, struct state *saved, struct larder_error *err)
 {
     struct state now;
-    int rc = epochs_state(&ld->all, &now, err);
+    int rc = recipe_state(&ld->recipe, &now, err);
 
     if (rc)
         return rc;
@@ -105,7 +105,7 @@ static int state_read(const struct larder_loader *ld, const char *text, struct s
         state_release(saved);
     }
     if (!rc)
-        rc = epochs_position(&ld->all, saved->position, err);
+        rc = recipe_position(&ld->recipe, saved->position, err);
     state_release(&now);
     return rc;
 }
@@ -131,7 +131,7 @@ static int state_take(struct larder_loader *ld, const struct larder_loader_optio
  * what DRAM has takes up nothing. */
 static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    const struct manifest *m = ld->all.source[0].ds->manifest;
+    const struct manifest *m = ld->recipe.source[0].ds->manifest;
     uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), stored = 0;
     double sample, need;
 
@@ -140,7 +140,7 @@ static int window_check(const struct larder_loader *ld, const struct larder_load
     most = MIN(most, ld->length * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
-    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->all.source[0].ds->tiers) ? 0 : (double)stored / (double)m->samples);
+    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->recipe.source[0].ds->tiers) ? 0 : (double)stored / (double)m->samples);
     need = (double)most * sample;
     if (need > (double)o->staging_bytes)
         return err_set(err, LARDER_EINVAL, "fetch_size %llu and threshold %llu: so many samples take about %.0f bytes, and staging_bytes is %zu: "
@@ -152,12 +152,12 @@ static unsigned threads_wanted(const struct larder_loader *ld, const struct lard
 {
     if (o->threads)
         return o->threads;
-    return ld->all.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
+    return ld->recipe.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
 }
 
 static void loader_free(struct larder_loader *ld)
 {
-    epochs_close(&ld->all, getpid() != ld->pid);
+    recipe_close(&ld->recipe, getpid() != ld->pid);
     free(ld);
 }
 
@@ -187,8 +187,8 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     ld->epoch = o.epoch;
     ld->last_epoch = o.epoch + o.epochs;
     ld->endless = o.epochs == 0;
-    rc = epochs_open(&one, 1, false, 0, &o, &ld->all, err);
-    ld->length = rc ? 0 : batch_plan_length(&ld->all.plan);
+    rc = recipe_open(&one, 1, false, 0, &o, &ld->recipe, err);
+    ld->length = rc ? 0 : batch_plan_length(&ld->recipe.plan);
     if (!rc)
         rc = window_check(ld, &o, err);
     if (!rc)
@@ -197,12 +197,12 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
         loader_free(ld);
         return rc;
     }
-    ld->batches = slicing_batches(&ld->all.plan.slicing, ld->position, ld->length);
+    ld->batches = slicing_batches(&ld->recipe.plan.slicing, ld->position, ld->length);
     ld->stats.epoch = ld->epoch;
-    ld->stats.order_bytes = ld->all.bytes;
+    ld->stats.order_bytes = ld->recipe.bytes;
     so.store = ds->store;
     so.tiers = ds->tiers;
-    so.plan = ld->all.plan;
+    so.plan = ld->recipe.plan;
     so.epoch = ld->epoch;
     so.epochs = ld->endless ? 0 : MAX(ld->last_epoch - ld->epoch, (uint64_t)1);
     so.position = ld->position;
@@ -218,7 +218,7 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.fetch_size = o.fetch_size;
     so.threshold = o.threshold;
     ld->first_epoch = ld->epoch;
-    estimate_epoch(ds, &ld->all.plan.order, &ld->all.plan.slicing, &ld->first);
+    estimate_epoch(ds, &ld->recipe.plan.order, &ld->recipe.plan.slicing, &ld->first);
     rc = stage_open(&so, &ld->stage, err);
     if (rc) {
         loader_free(ld);
@@ -276,23 +276,30 @@ static void looked(const struct larder_loader *ld) { pthread_mutex_unlock((pthre
 
 /* ---- batches ---- */
 
+/* What the tiers have come to be used for memory of, between two epochs. */
+static void register_tiers(const struct larder_loader *ld)
+{
+    for (uint32_t i = 0; i < ld->recipe.n; i++)
+        tiers_register(ld->recipe.source[i].ds->tiers);
+}
+
 /* The first call of an epoch starts its clock. */
 static void epoch_begin(struct larder_loader *ld)
 {
     ld->stats = (struct larder_loader_stats){.epoch = ld->epoch, .order_bytes = ld->stats.order_bytes};
     ld->begin_ns = now_ns();
-    tiers_register(ld->ds->tiers);
+    register_tiers(ld);
 }
 
 static int epoch_end(struct larder_loader *ld)
 {
-    tiers_register(ld->ds->tiers);
+    register_tiers(ld);
     ld->stats.seconds_ns = now_ns() - ld->begin_ns;
     ld->begin_ns = 0;
     ld->number = 0;
     ld->position = 0;
     ld->epoch++;
-    ld->batches = slicing_batches(&ld->all.plan.slicing, 0, ld->length);
+    ld->batches = slicing_batches(&ld->recipe.plan.slicing, 0, ld->length);
     return LARDER_END;
 }
 
@@ -374,7 +381,7 @@ static int seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, str
     if ((!ld->endless && epoch > ld->last_epoch) || (end && position))
         return err_set(err, LARDER_EINVAL, "seek to position %llu of epoch %llu: the last epoch is %llu", (unsigned long long)position,
                        (unsigned long long)epoch, (unsigned long long)ld->last_epoch - 1);
-    rc = epochs_position(&ld->all, position, err);
+    rc = recipe_position(&ld->recipe, position, err);
     if (rc)
         return err_prefix(err, rc, "seek");
     rc = stage_seek(ld->stage, epoch, ld->endless ? 0 : MAX(ld->last_epoch - epoch, (uint64_t)1), end ? length : position, err);
@@ -382,7 +389,7 @@ static int seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, str
     ld->epoch = epoch;
     ld->position = position;
     ld->number = 0;
-    ld->batches = slicing_batches(&ld->all.plan.slicing, position, length);
+    ld->batches = slicing_batches(&ld->recipe.plan.slicing, position, length);
     ld->begin_ns = 0;
     ld->stats = (struct larder_loader_stats){.epoch = epoch, .order_bytes = ld->stats.order_bytes};
     pthread_mutex_unlock(&ld->lock);
@@ -434,7 +441,7 @@ int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estima
     if (first)
         e = ld->first;
     else
-        estimate_epoch(ld->all.source[0].ds, &ld->all.plan.order, &ld->all.plan.slicing, &e);
+        estimate_epoch(ld->recipe.source[0].ds, &ld->recipe.plan.order, &ld->recipe.plan.slicing, &e);
     result_give(estimate, &e, sizeof(e));
     return 0;
 }
@@ -455,12 +462,12 @@ int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, 
         return rc;
     if (!text)
         return err_set(err, LARDER_EINVAL, "larder_loader_state: text is NULL");
-    rc = epochs_state(&ld->all, &s, err);
+    rc = recipe_state(&ld->recipe, &s, err);
     if (rc)
         return rc;
     look(ld);
     s.epoch = ld->epoch;
-    s.position = slicing_position(&ld->all.plan.slicing, ld->position, ld->length, ld->number);
+    s.position = slicing_position(&ld->recipe.plan.slicing, ld->position, ld->length, ld->number);
     looked(ld);
     rc = state_encode(&s, &out, err);
     state_release(&s);

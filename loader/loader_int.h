@@ -147,32 +147,32 @@ int state_decode(const char *text, size_t len, struct state *s, struct larder_er
 /* EINVAL naming the first thing that differs, with both values; length: of an epoch. generation may differ. */
 int state_check(const struct state *saved, const struct state *now, uint64_t length, struct larder_error *err);
 
-/* ---- what a loader's epochs are made of (epochs.c) ---- */
+/* ---- what a loader's epochs are made of (recipe.c) ---- */
 
-struct epochs_source {
+struct recipe_source {
     struct larder_dataset *ds;
     const struct subset *split; /* the dataset's */
     struct subset *subset;      /* owned, as the next two: the filter, or what of it is in the split */
     struct alias *alias;
     uint64_t *list;
 };
-struct epochs {
+struct recipe {
     struct batch_plan plan;
     struct mix *mix;            /* NULL: one dataset */
-    struct epochs_source *source;  /* [n] */
+    struct recipe_source *source; /* [n] */
     uint32_t n;
     uint64_t *ends;
     uint64_t digest;            /* of all that the order depends on */
     uint64_t bytes;             /* of memory that filters, splits, weights, lists and what is beside them take */
 };
-/* o has its defaults; sources[n]: 1 when it is no mix. r->plan's pointers go where r does not: r may be moved. */
-int epochs_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o, struct epochs *r,
-             struct larder_error *err);
-void epochs_close(struct epochs *r, bool forked);
+/* o has its defaults; sources[n]: 1 when it is no mix. What r points to does not move with it. */
+int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o,
+                struct recipe *r, struct larder_error *err);
+void recipe_close(struct recipe *r, bool forked);
 /* The state at the beginning of epoch 0: release it. */
-int epochs_state(const struct epochs *r, struct state *s, struct larder_error *err);
+int recipe_state(const struct recipe *r, struct state *s, struct larder_error *err);
 /* May an epoch go on from this position? EINVAL. */
-int epochs_position(const struct epochs *r, uint64_t position, struct larder_error *err);
+int recipe_position(const struct recipe *r, uint64_t position, struct larder_error *err);
 
 /* ---- what an epoch will cost (estimate.c) ---- */
 

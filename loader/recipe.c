@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * epochs.c - what a loader's epochs are made of: datasets, their orders, how they are mixed and cut into batches. From options to values.
+ * recipe.c - what a loader's epochs are made of: datasets, their orders, how they are mixed and cut into batches. From options to values.
  *
  * Everything that the order depends on is decided here and constant afterwards; a digest of it goes into states. What the caller gave
  * (filter, weights, list, lengths) is copied. Splits are borrowed from their datasets.
@@ -18,7 +18,7 @@ struct choice { const uint8_t *filter; const double *weights; const uint64_t *li
 /* ---- the order of one dataset ---- */
 
 /* Filter and split: one of them as it is, or what is in both. */
-static int take_subset(struct epochs_source *s, const struct choice *c, const struct split_part *part, struct larder_error *err)
+static int take_subset(struct recipe_source *s, const struct choice *c, const struct split_part *part, struct larder_error *err)
 {
     uint64_t samples = s->ds->manifest->samples;
     struct subset *filter = NULL;
@@ -38,7 +38,7 @@ static int take_subset(struct epochs_source *s, const struct choice *c, const st
     return rc;
 }
 
-static int take_list(struct epochs_source *s, const struct choice *c, struct larder_error *err)
+static int take_list(struct recipe_source *s, const struct choice *c, struct larder_error *err)
 {
     uint64_t samples = s->ds->manifest->samples;
 
@@ -51,7 +51,7 @@ static int take_list(struct epochs_source *s, const struct choice *c, struct lar
 }
 
 /* Weights are given for what a filter leaves, before the split. */
-static int take_weights(struct epochs_source *s, const struct order *o, const struct choice *c, struct larder_error *err)
+static int take_weights(struct recipe_source *s, const struct order *o, const struct choice *c, struct larder_error *err)
 {
     AUTO_FREE double *members = NULL;
     struct subset *filter = NULL;
@@ -72,7 +72,7 @@ static int take_weights(struct epochs_source *s, const struct order *o, const st
     return alias_new(members, o->n, &s->alias, err);
 }
 
-static int take_order(struct epochs_source *s, const struct larder_loader_options *o, const struct choice *c, const struct split_part *part,
+static int take_order(struct recipe_source *s, const struct larder_loader_options *o, const struct choice *c, const struct split_part *part,
                       struct order *r, struct larder_error *err)
 {
     int rc = take_subset(s, c, part, err);
@@ -100,7 +100,7 @@ static int take_order(struct epochs_source *s, const struct larder_loader_option
 }
 
 /* A split that two sources of one dataset share counts twice: it is told what each needs. */
-static uint64_t source_bytes(const struct epochs_source *s, const struct order *o)
+static uint64_t source_bytes(const struct recipe_source *s, const struct order *o)
 {
     return (s->subset ? subset_bytes(s->subset) : 0) + (s->split ? subset_bytes(s->split) : 0) +
            (s->alias ? o->n * sizeof(struct alias_entry) : 0) + (s->list ? o->n * sizeof(*s->list) : 0);
@@ -108,7 +108,7 @@ static uint64_t source_bytes(const struct epochs_source *s, const struct order *
 
 /* ---- batches ---- */
 
-static int take_ends(struct epochs *r, const struct larder_loader_options *o, struct larder_error *err)
+static int take_ends(struct recipe *r, const struct larder_loader_options *o, struct larder_error *err)
 {
     uint64_t length = batch_plan_length(&r->plan), end = 0;
     struct slicing *s = &r->plan.slicing;
@@ -133,7 +133,7 @@ static int take_ends(struct epochs *r, const struct larder_loader_options *o, st
     return LARDER_OK;
 }
 
-static int take_slicing(struct epochs *r, const struct larder_loader_options *o, struct larder_error *err)
+static int take_slicing(struct recipe *r, const struct larder_loader_options *o, struct larder_error *err)
 {
     uint32_t world = o->order_is_ranks ? 1 : o->world, rank = o->order_is_ranks ? 0 : o->rank;
     uint64_t length = batch_plan_length(&r->plan), g = (uint64_t)o->batch_size * world;
@@ -176,7 +176,7 @@ static int check(const struct larder_loader_options *o, bool mix, struct larder_
 
 /* ---- the run ---- */
 
-static int take_one(struct epochs *r, const struct larder_loader_options *o, const struct split_part *part, struct larder_error *err)
+static int take_one(struct recipe *r, const struct larder_loader_options *o, const struct split_part *part, struct larder_error *err)
 {
     struct choice c = {o->filter, o->weights, o->order, o->order ? o->n_order : 0};
     int rc = take_order(&r->source[0], o, &c, part, &r->plan.order, err);
@@ -185,7 +185,7 @@ static int take_one(struct epochs *r, const struct larder_loader_options *o, con
     return rc;
 }
 
-static int take_mix(struct epochs *r, const struct larder_mix_source *from, int exhausted, const struct larder_loader_options *o,
+static int take_mix(struct recipe *r, const struct larder_mix_source *from, int exhausted, const struct larder_loader_options *o,
                     const struct split_part *part, struct larder_error *err)
 {
     AUTO_FREE struct order *orders = calloc(r->n, sizeof(*orders));
@@ -211,13 +211,13 @@ static int take_mix(struct epochs *r, const struct larder_mix_source *from, int 
     return rc;
 }
 
-int epochs_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o, struct epochs *r,
-             struct larder_error *err)
+int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o, struct recipe *r,
+                struct larder_error *err)
 {
     struct split_part part = {.span = 0};
     int rc = check(o, mix, err);
 
-    *r = (struct epochs){.n = n};
+    *r = (struct recipe){.n = n};
     if (!rc && (o->split_begin != 0 || o->split_end != 0))
         rc = split_part(o->split_begin, o->split_end, o->split_seed, &part, err);
     if (rc)
@@ -235,7 +235,7 @@ int epochs_open(const struct larder_mix_source *sources, uint32_t n, bool mix, i
     if (!rc)
         rc = batch_plan_prepare(&r->plan, err);
     if (rc) {
-        epochs_close(r, false);
+        recipe_close(r, false);
         return rc;
     }
     r->bytes += batch_plan_bytes(&r->plan) + r->plan.slicing.n_ends * sizeof(*r->ends);
@@ -243,7 +243,7 @@ int epochs_open(const struct larder_mix_source *sources, uint32_t n, bool mix, i
     return LARDER_OK;
 }
 
-void epochs_close(struct epochs *r, bool forked)
+void recipe_close(struct recipe *r, bool forked)
 {
     for (uint32_t i = 0; r->source && i < r->n; i++) {
         if (!forked) /* the lock of the dataset may be held for ever there */
@@ -256,12 +256,12 @@ void epochs_close(struct epochs *r, bool forked)
     mix_free(r->mix);
     free(r->ends);
     free(r->source);
-    *r = (struct epochs){.n = 0};
+    *r = (struct recipe){.n = 0};
 }
 
 /* ---- its state ---- */
 
-int epochs_state(const struct epochs *r, struct state *s, struct larder_error *err)
+int recipe_state(const struct recipe *r, struct state *s, struct larder_error *err)
 {
     *s = (struct state){.seed = r->plan.order.seed, .order = r->digest, .mix = r->mix, .n = r->n};
     s->source = calloc(r->n, sizeof(*s->source));
@@ -278,7 +278,7 @@ int epochs_state(const struct epochs *r, struct state *s, struct larder_error *e
     return LARDER_OK;
 }
 
-int epochs_position(const struct epochs *r, uint64_t position, struct larder_error *err)
+int recipe_position(const struct recipe *r, uint64_t position, struct larder_error *err)
 {
     const struct slicing *s = &r->plan.slicing;
     uint64_t length = batch_plan_length(&r->plan), before = s->ends ? s->n_ends - slicing_batches(s, position, length) : 0;
