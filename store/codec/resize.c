@@ -4,8 +4,8 @@
  *
  * A filter's weights are those of PIL's ImagingResample: for each output pixel a run of input pixels, its support growing with the
  * scale unless antialias is off. The vertical pass comes first: an output row is the weighted sum of input rows, which lie in a ring
- * just long enough for one run, so that they stay in the nearest cache from decoder to use; it is 16-bit fixed point and goes
- * through the horizontal pass at once.
+ * just long enough for one run, so that they stay in the nearest cache from decoder to use; it is 16-bit fixed point, its pixels lie in
+ * pairs, and it goes through the horizontal pass at once.
  *
  *     decoder -> ring of rows (u8) --vertical, Q15 weights--> one row (Q7) --horizontal, Q14 weights--> u8 -> dtype, layout
  *
@@ -27,8 +27,7 @@
 #include <immintrin.h>
 #endif
 
-#define PAD_PIXELS 16u     /* behind a row: vectors read beyond its end, and multiply by zero */
-#define TAPS_STEP 4u       /* horizontal taps a step */
+#define PAD_PIXELS 24u     /* behind a row: vectors read and write beyond its end */
 #define SIDE_MAX (1u << 20)
 
 /* One direction: output i is the sum of coef[i * taps + k] * input[start[i] + k], k < n[i]. */
@@ -60,7 +59,9 @@ struct resize {
     uint32_t ring_rows;
     size_t stride, cap_ring;
     uint8_t *second; size_t second_stride, cap_second; /* as many rows of the result's width */
-    int16_t *middle; size_t cap_middle;
+    int16_t *middle; size_t cap_middle; /* between the passes */
+    uint32_t low, high;        /* columns that the horizontal pass looks at: [low, high), low even */
+    uint32_t *pair_start; int16_t *pair_coef; size_t cap_pair_start, cap_pair_coef; /* the horizontal plan as vectors want it */
     uint8_t *line; size_t cap_line; /* an output row, where it is not written in place */
     const uint8_t **run; size_t cap_run; /* input rows of one output row */
     uint8_t *out;
@@ -157,8 +158,9 @@ static int plan_nearest(struct axis *a, const struct side *s, bool beyond, bool 
     return rc;
 }
 
-/* step: taps are a multiple of it. one: the sum of weights. reverse: outputs go into slots the other way round. */
-static int axis_plan(struct axis *a, const struct side *s, const struct image_job *job, uint32_t step, int32_t one, bool reverse,
+/* even: runs begin at even inputs and have even lengths. one: the sum of weights. reverse: outputs go into slots the other way
+ * round. */
+static int axis_plan(struct axis *a, const struct side *s, const struct image_job *job, bool even, int32_t one, bool reverse,
                      struct larder_error *err)
 {
     double scale = s->len / s->size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale, support = filter_support(job, scale);
@@ -168,7 +170,7 @@ static int axis_plan(struct axis *a, const struct side *s, const struct image_jo
     AUTO_FREE double *w = malloc(((size_t)most + 1) * sizeof(*w));
     if (!w)
         return err_nomem(err, most * sizeof(*w), "weights of a filter");
-    int rc = axis_room(a, s->size, (uint32_t)round_up(most, step), err);
+    int rc = axis_room(a, s->size, (uint32_t)(even ? round_up(most + 1, 2) : most), err);
     for (uint32_t i = 0; !rc && i < s->size; i++) {
         double center = s->from + (i + 0.5) * scale, sum = 0, lo = center - support + 0.5, hi = center + support + 0.5;
         uint32_t slot = reverse ? s->size - 1 - i : i;
@@ -181,7 +183,10 @@ static int axis_plan(struct axis *a, const struct side *s, const struct image_jo
         for (uint32_t k = 0; k < n; k++)
             w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
         axis_set(a, s, slot, first, n);
-        quantise(w, n, one, a->coef + (size_t)slot * a->taps);
+        uint32_t odd = even && a->start[slot] & 1; /* begins with a weight of 0 */
+        a->start[slot] -= odd;
+        a->n[slot] += odd;
+        quantise(w, n, one, a->coef + (size_t)slot * a->taps + odd);
     }
     return rc;
 }
@@ -304,79 +309,159 @@ static uint8_t clip(int32_t v) { return (uint8_t)MIN(MAX(v, 0), 255); }
 static inline int16_t saturate(int32_t v) { return (int16_t)MIN(MAX(v, INT16_MIN), INT16_MAX); }
 static inline int16_t mulhrs(int16_t a, int16_t b) { return (int16_t)((a * b + 0x4000) >> 15); }
 
-static void vertical_plain(const uint8_t *const *rows, const int16_t *coef, uint32_t n, int16_t *out, size_t len)
+/* What lies between the passes of rows-last order: pixels in pairs, R R G G B B 0 0, as one multiply-and-add takes them. */
+static inline size_t pair_at(uint32_t x, int c) { return (size_t)(x / 2) * 8 + (size_t)c * 2 + (x & 1); }
+
+static int16_t weigh(const uint8_t *const *rows, const int16_t *coef, uint32_t n, size_t at)
 {
-    for (size_t i = 0; i < len; i++) {
-        int16_t sum = 0;
-        for (uint32_t k = 0; k < n; k++)
-            sum = saturate(sum + mulhrs((int16_t)(rows[k][i] << ROW_SHIFT), coef[k]));
-        out[i] = sum;
-    }
+    int16_t sum = 0;
+    for (uint32_t k = 0; k < n; k++)
+        sum = saturate(sum + mulhrs((int16_t)(rows[k][at] << ROW_SHIFT), coef[k]));
+    return sum;
 }
 
-static void horizontal_plain(const struct resize *r, const int16_t *in, uint8_t *out)
+static void vertical_plain(const struct resize *r, const int16_t *coef, uint32_t n)
+{
+    for (uint32_t x = r->low; x < r->high; x++)
+        for (int c = 0; c < 3; c++)
+            r->middle[pair_at(x, c)] = weigh(r->run, coef, n, (size_t)x * 3 + (size_t)c);
+}
+
+/* Q14 weights make Q6. */
+static void vertical_bytes_plain(const struct resize *r, const int16_t *coef, uint32_t n, uint8_t *out)
+{
+    for (size_t i = 0; i < (size_t)r->width * 3; i++)
+        out[i] = clip((weigh(r->run, coef, n, i) + 32) >> 6);
+}
+
+static void widen_plain(const struct resize *r, const uint8_t *in)
+{
+    for (uint32_t x = r->low; x < r->high; x++)
+        for (int c = 0; c < 3; c++)
+            r->middle[pair_at(x, c)] = (int16_t)(in[(size_t)x * 3 + (size_t)c] << ROW_SHIFT);
+}
+
+static void horizontal_plain(const struct resize *r, uint8_t *out)
 {
     const unsigned shift = 14 + ROW_SHIFT;
     for (uint32_t x = 0; x < r->width; x++) {
-        const int16_t *p = in + (size_t)r->h.start[x] * 3, *coef = r->h.coef + (size_t)x * r->h.taps;
+        const int16_t *coef = r->h.coef + (size_t)x * r->h.taps;
         int32_t sum[3] = {1 << (shift - 1), 1 << (shift - 1), 1 << (shift - 1)};
-        for (uint32_t k = 0; k < r->h.n[x]; k++, p += 3)
+        for (uint32_t k = 0; k < r->h.n[x]; k++)
             for (int c = 0; c < 3; c++)
-                sum[c] += p[c] * coef[k];
+                sum[c] += r->middle[pair_at(r->h.start[x] + k, c)] * coef[k];
         for (int c = 0; c < 3; c++)
             *out++ = clip(sum[c] >> shift);
     }
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"))) static void vertical_avx2(const uint8_t *const *rows, const int16_t *coef, uint32_t n,
-                                                          int16_t *out, size_t len)
+#define AVX2 __attribute__((target("avx2")))
+#define LOAD128(p) _mm_loadu_si128((const __m128i *)(const void *)(p))
+#define LOAD256(p) _mm256_loadu_si256((const __m256i *)(const void *)(p))
+
+/* Four pixels, of which each lane takes two, as pairs of Q7. */
+AVX2 static inline __m256i pairs_avx2(const uint8_t *in)
 {
-    for (size_t i = 0; i < len; i += 32) { /* rows and out are padded */
-        __m256i a = _mm256_setzero_si256(), b = a;
+    const __m256i where = _mm256_setr_epi8(-1, 0, -1, 3, -1, 1, -1, 4, -1, 2, -1, 5, -1, -1, -1, -1, -1, 6, -1, 9, -1, 7, -1, 10, -1, 8,
+                                           -1, 11, -1, -1, -1, -1);
+    return _mm256_srli_epi16(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(LOAD128(in)), where), 8 - ROW_SHIFT);
+}
+
+AVX2 static void vertical_avx2(const struct resize *r, const int16_t *coef, uint32_t n)
+{
+    for (uint32_t x = r->low; x < r->high; x += 16) { /* rows and middle are padded */
+        __m256i sum[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
         for (uint32_t k = 0; k < n; k++) {
             const __m256i c = _mm256_set1_epi16(coef[k]);
-            __m256i lo = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(rows[k] + i)));
-            __m256i hi = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(const void *)(rows[k] + i + 16)));
-            a = _mm256_adds_epi16(a, _mm256_mulhrs_epi16(_mm256_slli_epi16(lo, ROW_SHIFT), c));
-            b = _mm256_adds_epi16(b, _mm256_mulhrs_epi16(_mm256_slli_epi16(hi, ROW_SHIFT), c));
+            const uint8_t *in = r->run[k] + (size_t)x * 3;
+            for (int i = 0; i < 4; i++)
+                sum[i] = _mm256_adds_epi16(sum[i], _mm256_mulhrs_epi16(pairs_avx2(in + i * 12), c));
         }
-        _mm256_storeu_si256((__m256i *)(void *)(out + i), a);
-        _mm256_storeu_si256((__m256i *)(void *)(out + i + 16), b);
+        for (int i = 0; i < 4; i++)
+            _mm256_storeu_si256((__m256i *)(void *)(r->middle + (size_t)x * 4 + i * 16), sum[i]);
     }
 }
 
-/* The sums of one output pixel: R, G, B and something. */
-__attribute__((target("avx2"))) static inline __m128i pixel_avx2(const struct resize *r, const int16_t *in, uint32_t x)
+AVX2 static void vertical_bytes_avx2(const struct resize *r, const int16_t *coef, uint32_t n, uint8_t *out)
 {
-    const __m256i pairs = _mm256_setr_epi8(0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11, -1, -1, -1, -1, 0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11,
-                                           -1, -1, -1, -1);
-    const __m256i spread = _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1);
-    const int16_t *p = in + (size_t)r->h.start[x] * 3, *coef = r->h.coef + (size_t)x * r->h.taps;
-    __m256i sum = _mm256_setzero_si256();
-    for (uint32_t k = 0; k < r->h.taps; k += TAPS_STEP, p += 3 * TAPS_STEP) {
-        __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)p)),
-                                            _mm_loadu_si128((const __m128i *)(const void *)(p + 6)), 1);
-        __m256i c = _mm256_castsi128_si256(_mm_loadl_epi64((const __m128i *)(const void *)(coef + k)));
-        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_shuffle_epi8(v, pairs), _mm256_permutevar8x32_epi32(c, spread)));
+    const __m256i half = _mm256_set1_epi16(32);
+    for (size_t i = 0; i < (size_t)r->width * 3; i += 32) { /* rows and out are padded */
+        __m256i a = _mm256_setzero_si256(), b = a;
+        for (uint32_t k = 0; k < n; k++) {
+            const __m256i c = _mm256_set1_epi16(coef[k]), v = LOAD256(r->run[k] + i), zero = _mm256_setzero_si256();
+            __m256i lo = _mm256_srli_epi16(_mm256_unpacklo_epi8(zero, v), 8 - ROW_SHIFT);
+            __m256i hi = _mm256_srli_epi16(_mm256_unpackhi_epi8(zero, v), 8 - ROW_SHIFT);
+            a = _mm256_adds_epi16(a, _mm256_mulhrs_epi16(lo, c));
+            b = _mm256_adds_epi16(b, _mm256_mulhrs_epi16(hi, c));
+        }
+        a = _mm256_srai_epi16(_mm256_adds_epi16(a, half), 6);
+        b = _mm256_srai_epi16(_mm256_adds_epi16(b, half), 6);
+        _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm256_packus_epi16(a, b));
     }
-    return _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
 }
 
-__attribute__((target("avx2"))) static void horizontal_avx2(const struct resize *r, const int16_t *in, uint8_t *out)
+AVX2 static void widen_avx2(const struct resize *r, const uint8_t *in)
 {
-    const __m128i half = _mm_set1_epi32(1 << (13 + ROW_SHIFT));
+    for (uint32_t x = r->low; x < r->high; x += 4)
+        _mm256_storeu_si256((__m256i *)(void *)(r->middle + (size_t)x * 4), pairs_avx2(in + (size_t)x * 3));
+}
+
+/* Two results: those of the run at a, and of the one at b. */
+AVX2 static inline __m256i two_avx2(const int16_t *a, const int16_t *b, const int16_t *coef, uint32_t pairs)
+{
+    __m256i sum = _mm256_set1_epi32(1 << (13 + ROW_SHIFT));
+    for (uint32_t k = 0; k < pairs; k++) {
+        __m256i v = _mm256_inserti128_si256(_mm256_castsi128_si256(LOAD128(a + 8 * k)), LOAD128(b + 8 * k), 1);
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(v, LOAD256(coef + 16 * k)));
+    }
+    return _mm256_srai_epi32(sum, 14 + ROW_SHIFT);
+}
+
+/* Four results at a time; the coefficients of each two lie as they are multiplied. */
+AVX2 static inline void horizontal_run(const struct resize *r, uint8_t *out, uint32_t pairs)
+{
     const __m128i three = _mm_setr_epi8(0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, -1, -1, -1, -1);
-    uint32_t w = r->width;
-    for (uint32_t x = 0; x < w; x += 4, out += 12) { /* out is padded */
-        __m128i p[4];
-        for (uint32_t i = 0; i < 4; i++)
-            p[i] = _mm_srai_epi32(_mm_add_epi32(pixel_avx2(r, in, MIN(x + i, w - 1)), half), 14 + ROW_SHIFT);
-        __m128i all = _mm_packus_epi16(_mm_packs_epi32(p[0], p[1]), _mm_packs_epi32(p[2], p[3]));
-        _mm_storeu_si128((__m128i *)(void *)out, _mm_shuffle_epi8(all, three));
+    const uint32_t *at = r->pair_start;
+    const int16_t *coef = r->pair_coef, *in = r->middle;
+    for (uint32_t x = 0; x < r->width; x += 4, out += 12, at += 4, coef += 32 * pairs) { /* all are padded */
+        __m256i lo = two_avx2(in + at[0], in + at[1], coef, pairs), hi = two_avx2(in + at[2], in + at[3], coef + 16 * pairs, pairs);
+        __m256i all = _mm256_packus_epi16(_mm256_packs_epi32(lo, hi), _mm256_setzero_si256()); /* 0 2 | 1 3 */
+        __m128i four = _mm_unpacklo_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+        _mm_storeu_si128((__m128i *)(void *)out, _mm_shuffle_epi8(four, three));
+    }
+}
+
+AVX2 static void horizontal_avx2(const struct resize *r, uint8_t *out)
+{
+    switch (r->h.taps / 2) {
+    case 1: horizontal_run(r, out, 1); break;
+    case 2: horizontal_run(r, out, 2); break;
+    case 3: horizontal_run(r, out, 3); break;
+    case 4: horizontal_run(r, out, 4); break;
+    default: horizontal_run(r, out, r->h.taps / 2);
     }
 }
 #endif
+
+/* The horizontal plan as vectors want it. */
+static int pair_plan(struct resize *r, struct larder_error *err)
+{
+    size_t w = round_up(r->width, 4), pairs = r->h.taps / 2, n = w * pairs * 8;
+    if ((w > r->cap_pair_start && GROW(r->pair_start, r->cap_pair_start, w, err)) ||
+        (n > r->cap_pair_coef && GROW(r->pair_coef, r->cap_pair_coef, n, err)))
+        return LARDER_ENOMEM;
+    for (uint32_t x = 0; x < w; x++) {
+        r->pair_start[x] = x < r->width ? r->h.start[x] * 4 : 0;
+        for (size_t k = 0; k < pairs; k++) {
+            int16_t *out = r->pair_coef + (((size_t)(x / 2) * pairs + k) * 2 + (x & 1)) * 8;
+            const int16_t *c = r->h.coef + (size_t)x * r->h.taps + 2 * k;
+            for (int i = 0; i < 8; i++)
+                out[i] = x < r->width ? c[i & 1] : 0;
+        }
+    }
+    return LARDER_OK;
+}
 
 static bool use_avx2(const struct resize *r)
 {
@@ -388,28 +473,11 @@ static bool use_avx2(const struct resize *r)
 #endif
 }
 
-static void vertical(const struct resize *r, uint32_t y, size_t len)
-{
-    const int16_t *coef = r->v.coef + (size_t)y * r->v.taps;
 #if defined(__x86_64__)
-    if (use_avx2(r)) {
-        vertical_avx2(r->run, coef, r->v.n[y], r->middle, len);
-        return;
-    }
+#define DISPATCH(r, name, ...) (use_avx2(r) ? name##_avx2(r, ##__VA_ARGS__) : name##_plain(r, ##__VA_ARGS__))
+#else
+#define DISPATCH(r, name, ...) name##_plain(r, ##__VA_ARGS__)
 #endif
-    vertical_plain(r->run, coef, r->v.n[y], r->middle, len);
-}
-
-static void horizontal(const struct resize *r, uint8_t *out)
-{
-#if defined(__x86_64__)
-    if (use_avx2(r)) {
-        horizontal_avx2(r, r->middle, out);
-        return;
-    }
-#endif
-    horizontal_plain(r, r->middle, out);
-}
 
 static uint8_t *second_row(const struct resize *r, uint32_t y) { return r->second + (y % r->ring_rows) * r->second_stride; }
 
@@ -421,18 +489,32 @@ static const uint8_t *input_row(struct resize *r, uint32_t y)
 /* Input row y goes through the horizontal pass. */
 static void widen_row(struct resize *r, uint32_t y)
 {
-    const uint8_t *in = input_row(r, y);
-    size_t len = (size_t)r->in.part.w * 3;
-    for (size_t i = 0; i < len; i++)
-        r->middle[i] = (int16_t)(in[i] << ROW_SHIFT);
-    horizontal(r, second_row(r, y));
+    DISPATCH(r, widen, input_row(r, y));
+    DISPATCH(r, horizontal, second_row(r, y));
 }
 
 /* From Q6, which the vertical pass makes of Q14 weights, to Q7 of whole levels. */
 static void clip_middle(struct resize *r)
 {
-    for (size_t i = 0; i < (size_t)r->in.part.w * 3; i++)
+    for (size_t i = (size_t)r->low * 4; i < (size_t)r->high * 4 + 8; i++)
         r->middle[i] = (int16_t)(clip((r->middle[i] + 32) >> 6) << ROW_SHIFT);
+}
+
+/* The weighted sum of rows, in the order of passes that this filter has. */
+static void scale_row(struct resize *r, uint32_t y, uint8_t *line)
+{
+    const int16_t *coef = r->v.coef + (size_t)y * r->v.taps;
+    uint32_t n = r->v.n[y];
+    for (uint32_t k = 0; k < n; k++)
+        r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : input_row(r, r->v.start[y] + k);
+    if (r->rows_first) {
+        DISPATCH(r, vertical_bytes, coef, n, line);
+        return;
+    }
+    DISPATCH(r, vertical, coef, n);
+    if (r->clip_middle)
+        clip_middle(r);
+    DISPATCH(r, horizontal, line);
 }
 
 static void pick_row(struct resize *r, uint32_t y, uint8_t *line)
@@ -453,20 +535,10 @@ static void make_row(struct resize *r, uint32_t y)
     size_t row = (size_t)r->width * 3;
     bool packed = r->dtype == IMAGE_U8 && !r->planar && !r->swap, in_place = packed && fits_in_place(r, y);
     uint8_t *line = in_place ? r->out + y * row : r->line;
-    if (r->nearest) {
+    if (r->nearest)
         pick_row(r, y, line);
-    } else {
-        for (uint32_t k = 0; k < r->v.n[y]; k++)
-            r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : input_row(r, r->v.start[y] + k);
-        vertical(r, y, r->rows_first ? row : (size_t)r->in.part.w * 3);
-        if (r->clip_middle)
-            clip_middle(r);
-        if (r->rows_first)
-            for (size_t i = 0; i < row; i++)
-                line[i] = clip((r->middle[i] + 32) >> 6);
-        else
-            horizontal(r, line);
-    }
+    else
+        scale_row(r, y, line);
     if (packed && !in_place)
         memcpy(r->out + place_of(r, y) * 3, line, row);
     else if (!packed)
@@ -498,6 +570,8 @@ void resize_free(struct resize *r)
     free(r->second);
     free(r->middle);
     free(r->line);
+    free(r->pair_start);
+    free(r->pair_coef);
     free(r->run);
     free(r);
 }
@@ -534,11 +608,19 @@ static int plan_axes(struct resize *r, const struct image_job *job, struct larde
     bool flip_rows = job->flip && r->swap, flip_columns = job->flip && !r->swap, fine = r->rows_first || r->clip_middle;
     r->backwards = rows.mirror != flip_rows;
     int rc = r->nearest ? plan_nearest(&r->v, &rows, job->beyond, rows.mirror, err)
-                        : axis_plan(&r->v, &rows, job, 1, 1 << (fine ? 14 : 15), rows.mirror, err);
+                        : axis_plan(&r->v, &rows, job, false, 1 << (fine ? 14 : 15), rows.mirror, err);
     if (rc)
         return rc;
-    return r->nearest ? plan_nearest(&r->h, &columns, job->beyond, flip_columns, err)
-                      : axis_plan(&r->h, &columns, job, TAPS_STEP, 1 << 14, flip_columns, err);
+    if (r->nearest)
+        return plan_nearest(&r->h, &columns, job->beyond, flip_columns, err);
+    rc = axis_plan(&r->h, &columns, job, true, 1 << 14, flip_columns, err);
+    r->low = UINT32_MAX;
+    r->high = 0;
+    for (uint32_t x = 0; !rc && x < r->width; x++) {
+        r->low = MIN(r->low, r->h.start[x]);
+        r->high = MAX(r->high, r->h.start[x] + r->h.n[x]);
+    }
+    return rc ? rc : pair_plan(r, err);
 }
 
 /* The ring for `rows` rows of the part. */
@@ -570,7 +652,7 @@ int resize_begin(struct resize *r, const struct resize_input *in, const struct i
     int rc = plan_axes(r, job, err);
     if (rc)
         return rc;
-    size_t middle = (round_up((size_t)MAX(in->part.w, r->width) * 3, 32) + (PAD_PIXELS + r->h.taps) * 3) * sizeof(int16_t);
+    size_t middle = ((size_t)in->part.w + PAD_PIXELS + r->h.taps) * 4 * sizeof(int16_t);
     r->second_stride = round_up(((size_t)r->width + PAD_PIXELS) * 3, 32);
     if ((rc = ring_room(r, MIN(r->v.taps + RESIZE_ROWS, in->part.h), err)) ||
         (rc = r->rows_first ? room((void **)&r->second, &r->cap_second, r->ring_rows * r->second_stride, err) : LARDER_OK) ||
@@ -611,7 +693,7 @@ void resize_feed(struct resize *r, uint32_t rows)
 int resize_from(struct resize *r, const uint8_t *pixels, size_t stride, struct larder_error *err)
 {
     const struct image_part *part = &r->in.part;
-    size_t row = (size_t)part->w * 3, beyond = PAD_PIXELS * 3, tail = MIN(beyond / stride + 1, part->h);
+    size_t row = (size_t)part->w * 3, beyond = (size_t)PAD_PIXELS * 3, tail = MIN(beyond / stride + 1, part->h);
     r->pixels = pixels;
     r->pixels_stride = stride;
     r->tail_from = part->h - (uint32_t)tail;
