@@ -14,6 +14,8 @@
  *
  *     decoder -> ring --horizontal, Q14--> second ring (u8) --vertical, Q14--> one row (Q6) -> u8 -> dtype, layout
  *
+ * An output of very many inputs is made as PIL does it, in this order too, with weights of 32 bits: rounding each product to 16 would show.
+ *
  * Weights are rounded so that each run's sum is exactly one: a flat area stays flat. A mirrored result is the horizontal runs in
  * reverse order. Vector and plain code compute the same bits: what a sample looks like does not depend on the machine.
  *
@@ -29,9 +31,11 @@
 
 #define PAD_PIXELS 24u     /* behind a row: vectors read and write beyond its end */
 #define SIDE_MAX (1u << 20)
+#define WIDE_TAPS 64u      /* more inputs to an output: 16 bits are too few for their weights */
+#define WIDE_ONE (1 << 22)
 
 /* One direction: output i is the sum of coef[i * taps + k] * input[start[i] + k], k < n[i]. */
-struct axis { uint32_t *start, *n; int16_t *coef; uint32_t taps; size_t cap_start, cap_n, cap_coef; };
+struct axis { uint32_t *start, *n; int16_t *coef; int32_t *wide; uint32_t taps; size_t cap_start, cap_n, cap_coef, cap_wide; };
 
 /* What a direction is planned from. Inputs are counted along the turned image: mirrored, they are stored the other way round. */
 struct side {
@@ -51,6 +55,7 @@ struct resize {
     uint32_t next;             /* row to make */
     bool rows_first;           /* the horizontal pass comes first */
     bool clip_middle;          /* what lies between the passes is cut to whole levels */
+    bool wide;                 /* many inputs to an output: rows_first, with weights of 32 bits */
     bool nearest;              /* pixels are copied */
     uint32_t arrived;          /* rows that went through it */
     const uint8_t *pixels; size_t pixels_stride; /* input rows below tail_from that lie in memory; NULL: in the ring */
@@ -89,30 +94,32 @@ static double bicubic(double x)
 }
 
 /* Rounds n weights that sum to 1 so that they sum to `one`; the largest takes the rest. */
-static void quantise(const double *w, uint32_t n, int32_t one, int16_t *out)
+static void quantise(const double *w, uint32_t n, int32_t one, int32_t *out)
 {
-    int32_t sum = 0;
+    int32_t rest = one;
     uint32_t largest = 0;
     for (uint32_t k = 0; k < n; k++) {
-        int32_t q = (int32_t)lrint(w[k] * one);
-        sum += q;
-        out[k] = (int16_t)MIN(q, INT16_MAX);
+        out[k] = (int32_t)lrint(w[k] * one);
+        rest -= out[k];
         if (w[k] > w[largest])
             largest = k;
     }
-    int32_t rest = out[largest] + one - sum; /* INT16_MAX stands for 1.0 in Q15: a 32768th less, which rounding mends */
-    if (n > 1 || one - sum)
-        out[largest] = (int16_t)MIN(MAX(rest, INT16_MIN), INT16_MAX);
+    out[largest] += rest;
 }
 
-static int axis_room(struct axis *a, uint32_t size, uint32_t taps, struct larder_error *err)
+/* INT16_MAX stands for 1.0 in Q15: a 32768th less, which rounding mends. */
+static int16_t narrow(int32_t v) { return (int16_t)MIN(MAX(v, INT16_MIN), INT16_MAX); }
+
+static int axis_room(struct axis *a, uint32_t size, uint32_t taps, bool wide, struct larder_error *err)
 {
-    size_t n = (size_t)size * taps;
+    size_t n = (size_t)size * taps, n_wide = wide ? n : 0, n_coef = wide ? 0 : n;
     a->taps = taps;
     if ((size > a->cap_start && GROW(a->start, a->cap_start, size, err)) || (size > a->cap_n && GROW(a->n, a->cap_n, size, err)) ||
-        (n > a->cap_coef && GROW(a->coef, a->cap_coef, n, err)))
+        (n_wide > a->cap_wide && GROW(a->wide, a->cap_wide, n_wide, err)) ||
+        (n_coef > a->cap_coef && GROW(a->coef, a->cap_coef, n_coef, err)))
         return LARDER_ENOMEM;
-    memset(a->coef, 0, n * sizeof(*a->coef));
+    if (n_coef)
+        memset(a->coef, 0, n_coef * sizeof(*a->coef));
     return LARDER_OK;
 }
 
@@ -152,41 +159,62 @@ static int plan_nearest(struct axis *a, const struct side *s, bool beyond, bool 
     double walked = 0.5 * scale;
     for (uint32_t i = 0; i < skip; i++)
         walked += scale;
-    int rc = axis_room(a, s->size, 1, err);
+    int rc = axis_room(a, s->size, 1, false, err);
     for (uint32_t i = 0; !rc && i < s->size; i++, walked += scale)
         axis_set(a, s, reverse ? s->size - 1 - i : i, MIN(MAX(base + (uint32_t)walked, low), high - 1), 1);
     return rc;
 }
 
-/* even: runs begin at even inputs and have even lengths. one: the sum of weights. reverse: outputs go into slots the other way
- * round. */
+/* Inputs of a run at most. */
+static uint32_t taps_of(const struct side *s, const struct image_job *job)
+{
+    uint32_t low, high;
+    bounds(s, job->beyond, &low, &high);
+    return (uint32_t)MIN(ceil(filter_support(job, s->len / s->size)) * 2 + 1, (double)(high - low));
+}
+
+/* Weights of output i: *first and the number of inputs, counted along the turned image, the weights as stored. */
+static uint32_t weights(const struct side *s, const struct image_job *job, uint32_t i, uint32_t most, double *w, uint32_t *first)
+{
+    double scale = s->len / s->size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale, support = filter_support(job, scale);
+    double center = s->from + (i + 0.5) * scale, sum = 0, lo = center - support + 0.5, hi = center + support + 0.5;
+    uint32_t low, high;
+    bounds(s, job->beyond, &low, &high);
+    *first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
+    uint32_t n = MIN(MAX(hi < high ? (uint32_t)hi : high, *first + 1) - *first, most);
+    for (uint32_t k = 0; k < n; k++) {
+        double x = (k + *first - center + 0.5) / stretch;
+        sum += w[s->mirror ? n - 1 - k : k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
+    }
+    for (uint32_t k = 0; k < n; k++)
+        w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+    return n;
+}
+
+/* even: runs begin at even inputs and have even lengths. one: the sum of weights, that of WIDE_ONE goes into a->wide. reverse:
+ * outputs go into slots the other way round. */
 static int axis_plan(struct axis *a, const struct side *s, const struct image_job *job, bool even, int32_t one, bool reverse,
                      struct larder_error *err)
 {
-    double scale = s->len / s->size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale, support = filter_support(job, scale);
-    uint32_t low, high;
-    bounds(s, job->beyond, &low, &high);
-    uint32_t most = (uint32_t)MIN(ceil(support) * 2 + 1, (double)(high - low));
-    AUTO_FREE double *w = malloc(((size_t)most + 1) * sizeof(*w));
+    uint32_t most = taps_of(s, job);
+    AUTO_FREE double *w = malloc(((size_t)most + 1) * (sizeof(double) + sizeof(int32_t)));
     if (!w)
         return err_nomem(err, most * sizeof(*w), "weights of a filter");
-    int rc = axis_room(a, s->size, (uint32_t)(even ? round_up(most + 1, 2) : most), err);
+    int32_t *q = (int32_t *)(void *)(w + most + 1);
+    int rc = axis_room(a, s->size, (uint32_t)(even ? round_up(most + 1, 2) : most), one == WIDE_ONE, err);
     for (uint32_t i = 0; !rc && i < s->size; i++) {
-        double center = s->from + (i + 0.5) * scale, sum = 0, lo = center - support + 0.5, hi = center + support + 0.5;
-        uint32_t slot = reverse ? s->size - 1 - i : i;
-        uint32_t first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
-        uint32_t n = MIN(MAX(hi < high ? (uint32_t)hi : high, first + 1) - first, most);
-        for (uint32_t k = 0; k < n; k++) {
-            double x = (k + first - center + 0.5) / stretch;
-            sum += w[s->mirror ? n - 1 - k : k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
-        }
-        for (uint32_t k = 0; k < n; k++)
-            w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+        uint32_t slot = reverse ? s->size - 1 - i : i, first, n = weights(s, job, i, most, w, &first);
         axis_set(a, s, slot, first, n);
+        quantise(w, n, one, q);
+        if (one == WIDE_ONE) {
+            memcpy(a->wide + (size_t)slot * a->taps, q, n * sizeof(*q));
+            continue;
+        }
         uint32_t odd = even && a->start[slot] & 1; /* begins with a weight of 0 */
         a->start[slot] -= odd;
         a->n[slot] += odd;
-        quantise(w, n, one, a->coef + (size_t)slot * a->taps + odd);
+        for (uint32_t k = 0; k < n; k++)
+            a->coef[(size_t)slot * a->taps + odd + k] = narrow(q[k]);
     }
     return rc;
 }
@@ -486,9 +514,40 @@ static const uint8_t *input_row(struct resize *r, uint32_t y)
     return r->pixels && y < r->tail_from ? r->pixels + y * r->pixels_stride : resize_row(r, y);
 }
 
+static uint8_t from_wide(int64_t sum) { return (uint8_t)MIN(MAX((sum + WIDE_ONE / 2) >> 22, 0), 255); }
+
+static void horizontal_wide(const struct resize *r, const uint8_t *in, uint8_t *out)
+{
+    for (uint32_t x = 0; x < r->width; x++) {
+        const int32_t *coef = r->h.wide + (size_t)x * r->h.taps;
+        const uint8_t *p = in + (size_t)r->h.start[x] * 3;
+        int64_t sum[3] = {0, 0, 0};
+        for (uint32_t k = 0; k < r->h.n[x]; k++)
+            for (int c = 0; c < 3; c++)
+                sum[c] += (int64_t)*p++ * coef[k];
+        for (int c = 0; c < 3; c++)
+            *out++ = from_wide(sum[c]);
+    }
+}
+
+static void vertical_wide(const struct resize *r, uint32_t y, uint8_t *out)
+{
+    const int32_t *coef = r->v.wide + (size_t)y * r->v.taps;
+    for (size_t i = 0; i < (size_t)r->width * 3; i++) {
+        int64_t sum = 0;
+        for (uint32_t k = 0; k < r->v.n[y]; k++)
+            sum += (int64_t)r->run[k][i] * coef[k];
+        out[i] = from_wide(sum);
+    }
+}
+
 /* Input row y goes through the horizontal pass. */
 static void widen_row(struct resize *r, uint32_t y)
 {
+    if (r->wide) {
+        horizontal_wide(r, input_row(r, y), second_row(r, y));
+        return;
+    }
     DISPATCH(r, widen, input_row(r, y));
     DISPATCH(r, horizontal, second_row(r, y));
 }
@@ -503,10 +562,14 @@ static void clip_middle(struct resize *r)
 /* The weighted sum of rows, in the order of passes that this filter has. */
 static void scale_row(struct resize *r, uint32_t y, uint8_t *line)
 {
-    const int16_t *coef = r->v.coef + (size_t)y * r->v.taps;
     uint32_t n = r->v.n[y];
     for (uint32_t k = 0; k < n; k++)
         r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : input_row(r, r->v.start[y] + k);
+    if (r->wide) {
+        vertical_wide(r, y, line);
+        return;
+    }
+    const int16_t *coef = r->v.coef + (size_t)y * r->v.taps;
     if (r->rows_first) {
         DISPATCH(r, vertical_bytes, coef, n, line);
         return;
@@ -558,6 +621,7 @@ static void axis_release(struct axis *a)
     free(a->start);
     free(a->n);
     free(a->coef);
+    free(a->wide);
 }
 
 void resize_free(struct resize *r)
@@ -599,28 +663,46 @@ void resize_need(const struct resize_input *in, const struct image_job *job, str
     side_need(&rows, job, &need->y, &need->h);
 }
 
+/* Which passes there are, and in which order. */
+static void choose_passes(struct resize *r, const struct image_job *job, const struct side *columns, const struct side *rows)
+{
+    bool bicubic_wanted = job->filter == IMAGE_BICUBIC;
+    r->nearest = job->mask || job->filter == IMAGE_NEAREST;
+    r->wide = !r->nearest && (taps_of(columns, job) > WIDE_TAPS || taps_of(rows, job) > WIDE_TAPS);
+    r->rows_first = !r->nearest && (r->wide || (bicubic_wanted && !r->swap));
+    r->clip_middle = !r->nearest && bicubic_wanted && !r->rows_first;
+}
+
+/* The columns that the horizontal pass looks at, and its plan as vectors want it. */
+static int horizontal_reach(struct resize *r, struct larder_error *err)
+{
+    r->low = UINT32_MAX;
+    r->high = 0;
+    for (uint32_t x = 0; x < r->width; x++) {
+        r->low = MIN(r->low, r->h.start[x]);
+        r->high = MAX(r->high, r->h.start[x] + r->h.n[x]);
+    }
+    return pair_plan(r, err);
+}
+
 static int plan_axes(struct resize *r, const struct image_job *job, struct larder_error *err)
 {
     struct side columns, rows;
     sides_of(&r->in, job, &columns, &rows);
+    choose_passes(r, job, &columns, &rows);
     r->width = columns.size;
     r->height = rows.size;
-    bool flip_rows = job->flip && r->swap, flip_columns = job->flip && !r->swap, fine = r->rows_first || r->clip_middle;
+    bool flip_rows = job->flip && r->swap, flip_columns = job->flip && !r->swap;
     r->backwards = rows.mirror != flip_rows;
-    int rc = r->nearest ? plan_nearest(&r->v, &rows, job->beyond, rows.mirror, err)
-                        : axis_plan(&r->v, &rows, job, false, 1 << (fine ? 14 : 15), rows.mirror, err);
-    if (rc)
-        return rc;
-    if (r->nearest)
-        return plan_nearest(&r->h, &columns, job->beyond, flip_columns, err);
-    rc = axis_plan(&r->h, &columns, job, true, 1 << 14, flip_columns, err);
-    r->low = UINT32_MAX;
-    r->high = 0;
-    for (uint32_t x = 0; !rc && x < r->width; x++) {
-        r->low = MIN(r->low, r->h.start[x]);
-        r->high = MAX(r->high, r->h.start[x] + r->h.n[x]);
+    if (r->nearest) {
+        int rc = plan_nearest(&r->v, &rows, job->beyond, rows.mirror, err);
+        return rc ? rc : plan_nearest(&r->h, &columns, job->beyond, flip_columns, err);
     }
-    return rc ? rc : pair_plan(r, err);
+    int32_t v_one = r->wide ? WIDE_ONE : r->rows_first || r->clip_middle ? 1 << 14 : 1 << 15;
+    int rc = axis_plan(&r->v, &rows, job, false, v_one, rows.mirror, err);
+    if (!rc)
+        rc = axis_plan(&r->h, &columns, job, !r->wide, r->wide ? WIDE_ONE : 1 << 14, flip_columns, err);
+    return rc || r->wide ? rc : horizontal_reach(r, err);
 }
 
 /* The ring for `rows` rows of the part. */
@@ -642,9 +724,6 @@ int resize_begin(struct resize *r, const struct resize_input *in, const struct i
     r->swap = turn_swaps(job->orientation);
     r->next = r->arrived = 0;
     r->pixels = NULL;
-    r->nearest = job->mask || job->filter == IMAGE_NEAREST;
-    r->rows_first = !r->nearest && job->filter == IMAGE_BICUBIC && !r->swap;
-    r->clip_middle = !r->nearest && job->filter == IMAGE_BICUBIC && r->swap;
     r->out = out;
     r->dtype = job->dtype;
     r->planar = job->planar;
@@ -652,7 +731,7 @@ int resize_begin(struct resize *r, const struct resize_input *in, const struct i
     int rc = plan_axes(r, job, err);
     if (rc)
         return rc;
-    size_t middle = ((size_t)in->part.w + PAD_PIXELS + r->h.taps) * 4 * sizeof(int16_t);
+    size_t middle = r->wide || r->nearest ? 0 : ((size_t)in->part.w + PAD_PIXELS + r->h.taps) * 4 * sizeof(int16_t);
     r->second_stride = round_up(((size_t)r->width + PAD_PIXELS) * 3, 32);
     if ((rc = ring_room(r, MIN(r->v.taps + RESIZE_ROWS, in->part.h), err)) ||
         (rc = r->rows_first ? room((void **)&r->second, &r->cap_second, r->ring_rows * r->second_stride, err) : LARDER_OK) ||
