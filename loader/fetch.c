@@ -166,6 +166,7 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
         st->plan_epoch++;
     }
     lay_down(st, s);
+    s->start_ns = st->o.trace ? now_ns() : 0;
     if (!st->registered)
         register_region(st, s);
     rc = tiers_fetch_start(st->queue, s->fetch, st->region + s->offset, s, err);
@@ -211,6 +212,7 @@ static bool start_next(struct stage *st)
 {
     struct larder_error e = {0};
     bool blocked = false;
+    uint64_t begin;
 
     if (!due(st) || (!st->planned && (planned_all(st) || !epoch_settled(st))))
         return false;
@@ -221,10 +223,15 @@ static bool start_next(struct stage *st)
         }
         if (!st->planned)
             return false;
+        begin = now_ns();
         if (plan(st, st->planned, &e)) {
             st->planned = NULL;
             fail(st, st->plan_seq, &e);
             return false;
+        }
+        if (st->o.trace) {
+            struct trace_batch b = stage_traced(st->planned);
+            trace_span(st->o.trace, TRACE_PLAN, "plan", begin, now_ns(), &b);
         }
     }
     return start(st, &blocked, &e) == 0 && !blocked;
@@ -236,6 +243,10 @@ static void fetched(struct stage *st, struct slot *s)
 {
     s->fetched_ns = now_ns();
     s->cost.io = tiers_fetch_counts(s->fetch);
+    if (st->o.trace) {
+        struct trace_batch b = stage_traced(s);
+        trace_state(st->o.trace, "fetch", s->start_ns, s->fetched_ns, &b);
+    }
     pthread_mutex_lock(&st->lock);
     s->state = SLOT_FETCHED;
     work_add(st, s);
@@ -339,5 +350,6 @@ void *fetch_main(void *arg)
     pthread_mutex_unlock(&st->lock);
     if (rc == 0)
         run(st);
+    work_end(st);
     return NULL;
 }

@@ -25,6 +25,7 @@ struct larder_loader {
     struct recipe recipe;
     uint64_t length;              /* of an epoch */
     struct prep *prep;            /* NULL: values as they are */
+    struct trace *trace;          /* NULL: none */
     uint64_t first_epoch;
     struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
 
@@ -157,6 +158,7 @@ static unsigned threads_wanted(const struct larder_loader *ld, const struct lard
 
 static void loader_free(struct larder_loader *ld)
 {
+    trace_close(ld->trace);
     recipe_close(&ld->recipe, getpid() != ld->pid);
     free(ld);
 }
@@ -219,7 +221,11 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.threshold = o.threshold;
     ld->first_epoch = ld->epoch;
     estimate_epoch(ds, &ld->recipe.plan.order, &ld->recipe.plan.slicing, &ld->first);
-    rc = stage_open(&so, &ld->stage, err);
+    if (o.trace)
+        rc = trace_open(o.trace, &ld->trace, err);
+    so.trace = ld->trace;
+    if (!rc)
+        rc = stage_open(&so, &ld->stage, err);
     if (rc) {
         loader_free(ld);
         return rc;

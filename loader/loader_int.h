@@ -263,6 +263,7 @@ void result_give(void *result, const void *filled, size_t size);
 
 struct stage;
 struct prep;
+struct trace;
 
 struct stage_options {
     struct store *store;
@@ -279,6 +280,7 @@ struct stage_options {
     uint32_t n_outputs;       /* of it */
     unsigned threads;         /* that decode; 0: the fetch thread does */
     uint64_t fetch_size, threshold; /* a window, in samples; fetch_size 0: as pays */
+    struct trace *trace;      /* NULL: none. Borrowed */
 };
 
 /* The cache of a handle; NULL for NULL (cache_api.c). */

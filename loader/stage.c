@@ -308,6 +308,18 @@ static void reset(struct stage *st)
     atomic_store(&st->stop, false);
 }
 
+static void trace_names(struct stage *st)
+{
+    char name[32];
+
+    trace_thread(st->o.trace, TRACE_PLAN, "plan and fetch");
+    trace_thread(st->o.trace, TRACE_CONSUMER, "caller");
+    for (unsigned i = 0; i < st->n_workers; i++) {
+        snprintf(name, sizeof(name), "decode %u", i + 1);
+        trace_thread(st->o.trace, TRACE_WORK + i, name);
+    }
+}
+
 /* Starts the threads; after a failure none runs, and every call gets it. */
 static int begin(struct stage *st, struct larder_error *err)
 {
@@ -367,6 +379,7 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     rc = allocate(st, err);
     if (!rc) {
         st->streams = order_is_full(&o->plan.order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
+        trace_names(st);
         st->cork = o->fetch_size ? tiers_remote(o->tiers) : st->dense && !st->streams;
         rc = begin(st, err);
     }
@@ -498,6 +511,18 @@ static int wait_ready(struct stage *st, uint64_t begin, bool *told, struct larde
     return 0;
 }
 
+/* From now on the caller has it. */
+static void trace_given(struct slot *s, uint64_t waited_since)
+{
+    struct trace *t = s->stage->o.trace;
+    struct trace_batch b = stage_traced(s);
+
+    s->held_ns = now_ns();
+    trace_state(t, "ready", s->ready_ns, s->held_ns, &b);
+    if (waited_since)
+        trace_span(t, TRACE_CONSUMER, "wait", waited_since, s->held_ns, &b);
+}
+
 /* How long the call waited for bytes, and for what is made of them. begin: when it began to; 0: not at all. */
 static void count_stall(const struct slot *s, uint64_t begin, struct stage_cost *cost)
 {
@@ -545,6 +570,8 @@ int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **
         return rc;
     *cost = s->cost;
     count_stall(s, begin, cost);
+    if (st->o.trace)
+        trace_given(s, begin);
     *batch = &s->batch;
     return 0;
 }
@@ -557,6 +584,10 @@ void stage_release(const struct larder_batch *batch)
     if (getpid() != st->pid) /* a lock may be held there for ever */
         return;
     pthread_mutex_lock(&st->lock);
+    if (s->state == SLOT_HELD && st->o.trace) {
+        struct trace_batch b = stage_traced(s);
+        trace_state(st->o.trace, "held", s->held_ns, now_ns(), &b);
+    }
     if (s->state == SLOT_HELD) { /* else released twice: the caller's bug, harmless as long as the slot is not reused */
         s->state = SLOT_FREE;
         unplace(st, s);

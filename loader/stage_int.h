@@ -30,7 +30,7 @@ struct slot {
     uint64_t *scratches;         /* [n], from scratch_at; NULL: no record is compressed */
     uint8_t *scratch;
     struct prep_batch prep;
-    uint64_t fetched_ns;
+    uint64_t start_ns, fetched_ns, ready_ns, held_ns; /* when it came that far; ready, held: with a trace only */
     struct stage_cost cost;
 
     /* While it is FETCHED, under stage->lock (work.c). */
@@ -46,6 +46,8 @@ struct worker {
     struct stage *stage;
     struct decoder *decoder;
     struct prep_worker *prep;    /* NULL: batches have values */
+    struct trace_batch batch;    /* at whose portions it has been without a break, since begin_ns; samples 0: at none */
+    uint64_t begin_ns, end_ns;
     pthread_t thread;
 };
 
@@ -106,6 +108,11 @@ void stage_shrink(struct stage *st, struct slot *s);
 /* The batch numbered seq cannot be delivered. */
 void stage_fail(struct stage *st, uint64_t seq, const struct larder_error *e);
 
+static inline struct trace_batch stage_traced(const struct slot *s)
+{
+    return (struct trace_batch){s->seq, s->batch.epoch, s->batch.number, s->batch.n};
+}
+
 /* ---- fetch.c ---- */
 
 void *fetch_main(void *stage);
@@ -119,5 +126,6 @@ void *work_main(void *worker);
 void work_add(struct stage *st, struct slot *s);
 /* Without workers: a portion of the oldest batch, by the fetch thread. False: there is none. */
 bool work_some(struct stage *st);
+void work_end(struct stage *st); /* that thread ends */
 
 #endif

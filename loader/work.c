@@ -45,6 +45,32 @@ struct portion {
     struct larder_error failure;
 };
 
+/* For the trace: portions of a batch, one after the other, are one span. */
+static void trace_end(struct worker *w)
+{
+    struct stage *st = w->stage;
+
+    if (w->batch.samples)
+        trace_span(st->o.trace, st->n_workers ? TRACE_WORK + (uint32_t)(w - st->workers) : TRACE_PLAN, "decode", w->begin_ns, w->end_ns,
+                   &w->batch);
+    w->batch.samples = 0;
+}
+
+static void trace_portion(struct worker *w, const struct portion *p, uint64_t begin_ns)
+{
+    struct trace_batch b = stage_traced(p->slot);
+
+    if (w->batch.samples && w->batch.seq != b.seq)
+        trace_end(w);
+    if (!w->batch.samples) {
+        w->batch = b;
+        w->batch.samples = 0;
+        w->begin_ns = begin_ns;
+    }
+    w->batch.samples += p->n;
+    w->end_ns = now_ns();
+}
+
 /* With the lock held. */
 static bool claim(struct stage *st, struct portion *p)
 {
@@ -122,6 +148,7 @@ static void finish(struct stage *st, struct slot *s)
         return;
     }
     s->state = SLOT_READY;
+    s->ready_ns = st->o.trace ? now_ns() : 0;
     st->n_busy--;
     if (st->consumer_waits && s->seq == st->next_seq)
         pthread_cond_signal(&st->ready);
@@ -150,11 +177,15 @@ static bool step(struct worker *w)
 {
     struct stage *st = w->stage;
     struct portion p;
+    uint64_t begin;
 
     if (!claim(st, &p))
         return false;
     pthread_mutex_unlock(&st->lock);
+    begin = st->o.trace ? now_ns() : 0;
     run(w, &p);
+    if (st->o.trace)
+        trace_portion(w, &p, begin);
     pthread_mutex_lock(&st->lock);
     settle(st, &p);
     return true;
@@ -167,7 +198,15 @@ bool work_some(struct stage *st)
     pthread_mutex_lock(&st->lock);
     did = step(&st->workers[0]);
     pthread_mutex_unlock(&st->lock);
+    if (!did)
+        trace_end(&st->workers[0]);
     return did;
+}
+
+void work_end(struct stage *st)
+{
+    if (st->n_workers == 0)
+        trace_end(&st->workers[0]);
 }
 
 void *work_main(void *worker)
@@ -179,10 +218,12 @@ void *work_main(void *worker)
     while (!atomic_load(&st->stop)) {
         if (step(w))
             continue;
+        trace_end(w);
         st->n_idle++;
         pthread_cond_wait(&st->some_work, &st->lock);
         st->n_idle--;
     }
+    trace_end(w);
     pthread_mutex_unlock(&st->lock);
     return NULL;
 }
