@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * audio.c - sounds: WAV, FLAC, Ogg and what else libsndfile opens, from memory. Sole user of sndfile.h and soxr.h.
+ * audio.c - sounds: WAV, AIFF, AU, CAF, FLAC, Ogg and MP3 by libsndfile, from memory. Sole user of sndfile.h and soxr.h.
  *
  *     seek -> frames as stored -> mixed to the result's channels -> resampled -> placed
  *
  * A portion of frames at a time, so that memory does not depend on the sound: nothing that a header claims is allocated. Sounds are read as
- * floats: 16 and 24 bits are exact in them.
+ * floats: 16 and 24 bits are exact in them. Of libsndfile's thirty formats those are passed to it that sounds are kept in today.
  *
  * A crop is not the beginning of a sound: the resampler is fed what stands before it, as far as its filter reaches, and what comes of that
  * is dropped. So a crop is what the whole sound, resampled, has there. This lead is a whole number of frames at both rates; zeros stand in
@@ -113,6 +113,15 @@ static uint64_t settle(int format)
     return (format & SF_FORMAT_SUBMASK) == SF_FORMAT_VORBIS ? VORBIS_SETTLE : 0;
 }
 
+static bool known(const uint8_t *data, size_t len)
+{
+    static const char *const begins[] = {"RIFF", "RIFX", "RF64", "riff", "FORM", ".snd", "caff", "fLaC", "OggS"};
+    for (size_t i = 0; len >= 12 && i < ARRAY_LEN(begins); i++)
+        if (!memcmp(data, begins[i], 4))
+            return true;
+    return len >= 12 && (!memcmp(data, "ID3", 3) || (data[0] == 0xff && data[1] >= 0xe0)); /* MP3 */
+}
+
 int audio_open(struct audio_decoder *d, const void *data, size_t len, struct audio_info *info, struct larder_error *err)
 {
     static const SF_VIRTUAL_IO memory = {memory_length, memory_seek, memory_read, memory_write, memory_tell};
@@ -123,7 +132,7 @@ int audio_open(struct audio_decoder *d, const void *data, size_t len, struct aud
     d->data = data;
     d->len = len;
     d->at = 0;
-    d->file = len ? sf_open_virtual(&io, SFM_READ, &sf, d) : NULL;
+    d->file = known(data, len) ? sf_open_virtual(&io, SFM_READ, &sf, d) : NULL;
     if (!d->file)
         return unknown(data, len, err);
     if (sf.channels < 1 || sf.channels > (int)CHANNELS_MAX || sf.samplerate < 1 || sf.samplerate > (int)RATE_MAX || sf.frames < 0) {

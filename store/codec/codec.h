@@ -112,8 +112,8 @@ static inline size_t audio_job_bytes(const struct audio_job *j)
 struct audio_decoder;
 int audio_decoder_new(struct audio_decoder **d, struct larder_error *err);
 void audio_decoder_free(struct audio_decoder *d);
-/* Reads the header of a sound, whose bytes are borrowed until the next one is opened or the decoder is freed. WAV, FLAC, Ogg, and what else
- * libsndfile reads. ECORRUPT: no sound, damaged, of more than 64 channels, or of a rate that is none. */
+/* Reads the header of a sound, whose bytes are borrowed until the next one is opened or the decoder is freed. WAV (RF64 and W64,
+ * too), AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus, FLAC), MP3. ECORRUPT: no sound, damaged, of more than 64 channels, or of a rate that is none. */
 int audio_open(struct audio_decoder *d, const void *data, size_t len, struct audio_info *info, struct larder_error *err);
 /* Frames as stored that a result is made of. */
 uint64_t audio_span(const struct audio_info *info, const struct audio_job *job);
