@@ -31,6 +31,7 @@ struct prep_worker {
     void **outs;
     struct geometry *geometry;
     uint32_t views;
+    const struct decoded_image *decoded; /* [n_fields] of the sample; NULL: images are decoded here */
 };
 
 /* An array while it is made: what its struct larder_array shows as constant. */
@@ -202,6 +203,31 @@ void prep_worker_free(struct prep_worker *w)
     free(w);
 }
 
+/* ---- images decoded before ---- */
+
+bool prep_decoded(const struct prep *p, uint8_t *keep, struct decoded_options *o)
+{
+    uint32_t side = 0;
+    memset(keep, 0, p->n_fields);
+    for (size_t i = 0; i < p->n; i++) {
+        const struct prep_output *q = &p->outputs[i];
+        const struct larder_image *im = &q->o.image;
+        for (uint32_t k = 0; q->field < 0 && q->o.prep == LARDER_PREP_USER && k < p->n_fields; k++)
+            keep[k] |= DECODED_RAW;
+        if (q->field >= 0)
+            keep[q->field] |= q->o.prep == LARDER_PREP_IMAGE ? DECODED_PIXELS : DECODED_RAW;
+        if (q->o.prep != LARDER_PREP_IMAGE || MAX(im->width, im->height) <= side)
+            continue;
+        side = MAX(im->width, im->height);
+        o->image = *im;
+    }
+    if (!o->side)
+        o->side = (side * 8 + 6) / 7;
+    return side > 0;
+}
+
+void prep_worker_decoded(struct prep_worker *w, const struct decoded_image *images) { w->decoded = images; }
+
 /* ---- values of one size ---- */
 
 static int dense(const struct prep_output *q, struct place *t, uint32_t i, const struct larder_value *v, struct larder_error *err)
@@ -294,25 +320,40 @@ static int boxes(const struct prep_output *q, struct place *t, uint32_t i, const
 
 /* ---- images and what follows them, sounds ---- */
 
-static int missing(const struct larder_value *v, struct larder_error *err)
+static int missing(const void *data, struct larder_error *err)
 {
-    return v->data ? LARDER_OK : err_set(err, LARDER_ECORRUPT, "the sample has none");
+    return data ? LARDER_OK : err_set(err, LARDER_ECORRUPT, "the sample has none");
+}
+
+/* Opens what an image is made of: the sample's bytes, or pixels that were decoded before. */
+static int open_image(struct prep_worker *w, const struct decoded_image *d, const struct larder_value *v, struct image_info *info,
+                      struct larder_error *err)
+{
+    int rc = missing(d ? d->pixels : v->data, err);
+    if (rc)
+        return rc;
+    if (!d)
+        return image_open(w->images, v->data, v->len, info, err);
+    *info = (struct image_info){.width = d->full_width, .height = d->full_height, .orientation = d->orientation};
+    return image_open_rgb(w->images, d->pixels, d->width, d->height, err);
 }
 
 static int image(struct prep_worker *w, const struct prep_output *q, struct place *t, const struct one *s, const struct larder_value *v,
                  struct larder_error *err)
 {
+    const struct decoded_image *d = w->decoded ? &w->decoded[q->field] : NULL;
     struct image_info info;
     size_t first = (size_t)s->i * q->views, view_bytes = q->row / q->views;
     struct geometry *g = t->geometry ? t->geometry + first : w->geometry;
     struct random_key key = s->key;
-    int rc = missing(v, err);
-    if (!rc)
-        rc = image_open(w->images, v->data, v->len, &info, err);
+    int rc = open_image(w, d, v, &info, err);
     for (uint32_t k = 0; !rc && k < q->views; k++) {
+        struct geometry stored;
         key.view = k;
         transform_geometry(&q->o.image, info.width, info.height, q->o.image.exif ? info.orientation : 1, &key, &g[k]);
-        transform_job(&q->o.image, &g[k], &w->jobs[k]);
+        if (d)
+            decoded_geometry(d, &g[k], &stored);
+        transform_job(&q->o.image, d ? &stored : &g[k], &w->jobs[k]);
         w->outs[k] = t->data + (first + k) * view_bytes;
     }
     return rc ? rc : image_render_views(w->images, w->jobs, w->outs, q->views, err);
@@ -326,7 +367,7 @@ static int mask(struct prep_worker *w, const struct prep_output *q, const struct
     bool turned = g->orientation >= 5;
     uint32_t width = turned ? g->image_height : g->image_width, height = turned ? g->image_width : g->image_height;
     size_t view_bytes = q->row / q->views;
-    int rc = missing(v, err);
+    int rc = missing(v->data, err);
     if (!rc)
         rc = image_open(w->images, v->data, v->len, &info, err);
     if (!rc && (info.width != width || info.height != height))
@@ -364,7 +405,7 @@ static int sound(struct prep_worker *w, const struct prep_output *q, struct plac
     struct random_key key = s->key;
     uint32_t r[4];
     key.view = VIEW_AUDIO;
-    int rc = missing(v, err);
+    int rc = missing(v->data, err);
     if (!rc)
         rc = audio_open(w->audio, v->data, v->len, &info, err);
     if (rc)

@@ -197,6 +197,11 @@ void prep_begin(const struct prep *p, struct prep_batch *b, uint32_t n, uint64_t
  * sample may be done again, with other values. ECORRUPT and EINVAL are the sample's fault, and name the field. */
 int prep_sample(struct prep_worker *w, struct prep_batch *b, uint32_t i, uint64_t ordinal, uint64_t position, const struct larder_value *values,
                 struct larder_error *err);
+/* The decoded cache: what it keeps of each field ([n_fields]: DECODED_RAW, DECODED_PIXELS), and, in *o, how it makes it: as the largest image
+ * is made, with a side of 8/7 of that one's where o->side is 0. False: there is no image. */
+bool prep_decoded(const struct prep *p, uint8_t *keep, struct decoded_options *o);
+/* The worker's samples come with images decoded before ([n_fields], borrowed during prep_sample()), from now on: values need not have them. */
+void prep_worker_decoded(struct prep_worker *w, const struct decoded_image *images);
 /* After all samples, one thread: values of differing size are put back to back. values: [n][n_fields] of the schema. */
 int prep_end(struct prep_batch *b, const struct larder_value *values, uint32_t n_fields, struct larder_error *err);
 

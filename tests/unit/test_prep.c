@@ -293,6 +293,61 @@ TEST(image_views)
     prep_close(&t);
 }
 
+/* Pixels that were decoded before, as large as the image and half of that: the same crops, the same arrays. */
+TEST(images_decoded_before)
+{
+    enum { W = 80, H = 60, SIDE = 20 };
+    struct larder_output o[] = {output("image", LARDER_PREP_IMAGE), output("mask", LARDER_PREP_MASK), output(NULL, LARDER_PREP_GEOMETRY)};
+    struct batch_test t;
+    struct larder_error err;
+    AUTO_FREE uint8_t *rgb = malloc(W * H * 3), *half = malloc(W * H * 3 / 4);
+    for (uint32_t i = 0; i < W * H * 3; i++)
+        rgb[i] = (uint8_t)(i / 3 % W * 2 + i / 3 / W + i % 3 * 9);
+    for (uint32_t i = 0; i < W * H * 3 / 4; i++) {
+        const uint8_t *p = rgb + (i / 3 / (W / 2) * 2 * W + i / 3 % (W / 2) * 2) * 3 + i % 3;
+        half[i] = (uint8_t)((p[0] + p[3] + p[W * 3] + p[W * 3 + 3] + 2) / 4);
+    }
+    size_t len, mask_len;
+    AUTO_FREE uint8_t *file = png(rgb, W, H, 3, &len), *mask_file = png(rgb, W, H, 1, &mask_len);
+    struct larder_value v[4][2];
+    o[0].image = (struct larder_image){.width = SIDE, .flip = 0.5};
+    o[1].follows = o[2].follows = "image";
+    o[2].name = "where";
+    prep_open(&t, picture_fields, 2, o, 3);
+    uint8_t keep[2], want[3][4 * SIDE * SIDE * 3];
+    struct decoded_options d = {.side = 0};
+    CHECK(prep_decoded(t.prep, keep, &d));
+    CHECK_EQ(keep[0], DECODED_PIXELS);
+    CHECK_EQ(keep[1], DECODED_RAW);
+    CHECK_EQ(d.side, 23);
+    CHECK_EQ(d.image.width, SIDE);
+    for (int i = 0; i < 4; i++) {
+        v[i][0] = (struct larder_value){file, len};
+        v[i][1] = (struct larder_value){mask_file, mask_len};
+    }
+    for (int round = 0; round < 3; round++) {
+        struct decoded_image images[2] = {{round == 1 ? rgb : half, round == 1 ? W : W / 2, round == 1 ? H : H / 2, W, H, 1}};
+        if (round)
+            prep_worker_decoded(t.worker, images);
+        for (int i = 0; round && i < 4; i++)
+            v[i][0] = NO_VALUE;
+        CHECK_OK(prep_batch_run(&t, 4, v[0], &err), &err);
+        for (int k = 0; k < 3; k++)
+            memcpy(want[k], round ? want[k] : t.b.arrays[k].data, MIN(t.b.arrays[k].len, sizeof(want[k])));
+        CHECK_MEM(t.b.arrays[1].data, want[1], t.b.arrays[1].len);
+        CHECK_MEM(t.b.arrays[2].data, want[2], t.b.arrays[2].len);
+        int worst = 0;
+        for (size_t i = 0; i < sizeof(want[0]); i++)
+            worst = MAX(worst, abs(want[0][i] - ARRAY(&t, 0, uint8_t)[i]));
+        CHECK(round < 2 ? worst == 0 : worst <= 6);
+    }
+    struct decoded_image none[2] = {{0}};
+    prep_worker_decoded(t.worker, none);
+    CHECK_ERR(prep_batch_run(&t, 4, v[0], &err), LARDER_ECORRUPT, &err);
+    CHECK_STR(err.message, "field image: the sample has none");
+    prep_close(&t);
+}
+
 /* The place of each pixel is written in its colours: what an image, its mask and its boxes were moved to can be read off. */
 TEST(mask_boxes_and_geometry_follow)
 {
