@@ -27,7 +27,7 @@ static void fail(struct stage *st, uint64_t seq, const struct larder_error *e)
 
 /* ---- planning ---- */
 
-/* Where the parts of a batch lie in its piece. What is not wanted any more when its arrays are made comes first. */
+/* Where the parts of a batch lie in its pieces, and how long these are. */
 static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
 {
     size_t n = s->batch.n, scratch = 0, at = round_up(record_bytes, 64);
@@ -44,13 +44,17 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     s->scratches_at = at + round_up(scratch, 64);
     s->values_at = s->scratches_at + (scratch ? n * sizeof(uint64_t) : 0);
     at = s->values_at + n * st->n_fields * sizeof(struct larder_value);
-    s->kept_at = st->o.prep ? round_up(at, STORE_PAGE) : at;
-    s->ordinals_at = s->kept_at;
+    s->passing.len = st->o.prep ? round_up(at, STORE_PAGE) : 0;
+    s->ordinals_at = st->o.prep ? 0 : at;
     s->positions_at = s->ordinals_at + n * sizeof(uint64_t);
     at = s->positions_at + (st->positions ? n * sizeof(uint64_t) : 0);
     s->arrays_at = round_up(at, 64);
-    s->len = round_up(at, STORE_PAGE);
+    if (st->o.prep)
+        at = s->arrays_at + prep_bytes(st->o.prep, s->batch.n, s->raw_bytes, s->raw_max);
+    s->lasting.len = round_up(at, STORE_PAGE);
 }
+
+static size_t length(const struct slot *s) { return s->lasting.len + s->passing.len; }
 
 static int too_small(const struct stage *st, const struct slot *s, size_t need, struct larder_error *err)
 {
@@ -86,30 +90,37 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
     if (rc)
         return rc;
     lay_out(st, s, bytes);
-    if (s->len > st->o.staging_bytes)
-        return too_small(st, s, s->len, err);
+    if (length(s) > st->o.staging_bytes || length(s) < s->lasting.len)
+        return too_small(st, s, length(s), err);
     s->seq = st->plan_seq;
     return 0;
 }
 
-/* The part of the region that batches of this size will use is registered once, at the first. */
+/* Where records lie in the region. */
+static uint8_t *records_of(const struct stage *st, const struct slot *s)
+{
+    return st->region + (st->o.prep ? s->passing.offset : s->lasting.offset);
+}
+
+/* The part of the region that records of batches of this size will use is registered once, at the first: its beginning, or its end. */
 static void register_region(struct stage *st, const struct slot *s)
 {
-    size_t len = MIN(st->o.staging_bytes, REGISTER_MAX);
+    size_t each = st->o.prep ? s->passing.len : s->lasting.len, len = MIN(st->o.staging_bytes, REGISTER_MAX);
 
     st->registered = true;
     if (!tiers_direct(st->o.tiers))
         return;
-    if (s->len < len / st->slots_max)
-        len = round_up(s->len + s->len / 8, STORE_PAGE) * st->slots_max;
-    tiers_queue_register(st->queue, st->region, MIN(len, st->o.staging_bytes));
+    if (each < len / st->slots_max)
+        len = round_up(each + each / 8, STORE_PAGE) * st->slots_max;
+    len = MIN(len, st->o.staging_bytes);
+    tiers_queue_register(st->queue, st->region + (st->o.prep ? st->o.staging_bytes - len : 0), len);
 }
 
 /* With the first batch it is known how much a window of bytes is: half of what the region and the slots hold beside two batches that the
  * caller has. With the lock held. */
 static void size_window(struct stage *st, const struct slot *s)
 {
-    uint64_t room = MIN((uint64_t)st->o.staging_bytes, (uint64_t)st->slots_max * s->len), held = 2 * (uint64_t)s->len;
+    uint64_t room = MIN((uint64_t)st->o.staging_bytes, (uint64_t)st->slots_max * length(s)), held = 2 * (uint64_t)length(s);
 
     st->windowed = true;
     if (st->cork)
@@ -118,10 +129,10 @@ static void size_window(struct stage *st, const struct slot *s)
         window_init(&st->window, 1, UINT64_MAX);
 }
 
-/* The parts of a batch in its piece, before anything is read. */
+/* The parts of a batch in its pieces, before anything is read. */
 static void lay_down(struct stage *st, struct slot *s)
 {
-    uint8_t *memory = st->region + s->offset;
+    uint8_t *memory = records_of(st, s), *lasting = st->region + s->lasting.offset;
     size_t at = 0;
 
     s->scratch = memory + s->scratch_at;
@@ -131,11 +142,13 @@ static void lay_down(struct stage *st, struct slot *s)
         at += round_up(store_decode_scratch(tiers_fetch_extent(s->fetch, i)), 16);
     }
     s->values = (struct larder_value *)(void *)(memory + s->values_at);
-    memcpy(memory + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
-    s->batch.ordinals = (uint64_t *)(void *)(memory + s->ordinals_at);
+    memcpy(lasting + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
+    s->batch.ordinals = (uint64_t *)(void *)(lasting + s->ordinals_at);
     if (st->positions)
-        s->batch.positions = memcpy(memory + s->positions_at, st->positions, s->batch.n * sizeof(uint64_t));
+        s->batch.positions = memcpy(lasting + s->positions_at, st->positions, s->batch.n * sizeof(uint64_t));
     s->batch.values = st->o.prep ? NULL : s->values;
+    if (st->o.prep)
+        prep_begin(st->o.prep, &s->prep, s->batch.n, s->raw_bytes, s->raw_max, st->o.plan.order.seed, s->batch.epoch, lasting + s->arrays_at);
 }
 
 /* Gives the planned batch its place and starts its reads. *blocked: there is no room for it now. */
@@ -156,7 +169,7 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
     st->by_seq[s->seq % st->slots_max] = s;
     if (!st->windowed)
         size_window(st, s);
-    s->units = st->o.fetch_size ? s->batch.n : s->len;
+    s->units = st->o.fetch_size ? s->batch.n : length(s);
     window_request(&st->window, s->units);
     pthread_mutex_unlock(&st->lock);
 
@@ -169,7 +182,7 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
     s->start_ns = st->o.trace ? now_ns() : 0;
     if (!st->registered)
         register_region(st, s);
-    rc = tiers_fetch_start(st->queue, s->fetch, st->region + s->offset, s, err);
+    rc = tiers_fetch_start(st->queue, s->fetch, records_of(st, s), s, err);
     if (rc)
         fail(st, s->seq, err);
     else

@@ -133,16 +133,22 @@ static int state_take(struct larder_loader *ld, const struct larder_loader_optio
 static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
     const struct manifest *m = ld->recipe.source[0].ds->manifest;
-    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), stored = 0;
+    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), raw = 0, stored = 0;
     double sample, need;
 
     if (!o->fetch_size || m->samples == 0)
         return LARDER_OK;
     most = MIN(most, ld->length * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
-    for (size_t i = 0; i < m->n_shards; i++)
+    for (size_t i = 0; i < m->n_shards; i++) {
+        raw += m->shards[i].raw_bytes;
         stored += m->shards[i].stored_bytes;
+    }
     sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->recipe.source[0].ds->tiers) ? 0 : (double)stored / (double)m->samples);
     need = (double)most * sample;
+    if (ld->prep && most <= UINT32_MAX) { /* the records make room when the arrays are there */
+        double arrays = (double)prep_bytes(ld->prep, (uint32_t)most, raw / m->samples * most, raw / m->samples);
+        need = MAX(need, arrays);
+    }
     if (need > (double)o->staging_bytes)
         return err_set(err, LARDER_EINVAL, "fetch_size %llu and threshold %llu: so many samples take about %.0f bytes, and staging_bytes is %zu: "
                        "lower them, or raise it", (unsigned long long)o->fetch_size, (unsigned long long)o->threshold, need, o->staging_bytes);
@@ -153,13 +159,14 @@ static unsigned threads_wanted(const struct larder_loader *ld, const struct lard
 {
     if (o->threads)
         return o->threads;
-    return ld->recipe.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
+    return (ld->prep && prep_is_heavy(ld->prep)) || ld->recipe.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
 }
 
 static void loader_free(struct larder_loader *ld)
 {
     trace_close(ld->trace);
     recipe_close(&ld->recipe, getpid() != ld->pid);
+    prep_free(ld->prep);
     free(ld);
 }
 
@@ -191,6 +198,8 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     ld->endless = o.epochs == 0;
     rc = recipe_open(&one, 1, false, 0, &o, &ld->recipe, err);
     ld->length = rc ? 0 : batch_plan_length(&ld->recipe.plan);
+    if (!rc && o.outputs)
+        rc = prep_new(&ds->manifest->schema, o.outputs, o.n_outputs, &ld->prep, err);
     if (!rc)
         rc = window_check(ld, &o, err);
     if (!rc)

@@ -8,16 +8,18 @@
  *
  * One fetch thread has a batch from FREE to FETCHED, workers, or the same thread, to READY, the consumer until it is released.
  *
- * All bytes of a batch (records, decoded values, ordinals, arrays) lie in one piece of one region of staging_bytes, the hard bound: a memfd,
- * so that other processes may see it one day. A batch takes the first gap that is large enough, so a loader of small batches touches only
- * the beginning of the region. Arrays lie behind the records of their batch, whose part is given back when no array points into it.
+ * All bytes of a batch (records, decoded values, ordinals, arrays) lie in one region of staging_bytes, the hard bound: a memfd, so that
+ * other processes may see it one day. A batch takes the first gap that is large enough, so a loader of small batches touches only
+ * the beginning of the region. With arrays it has two pieces: what lasts from the beginning of the region, what passes (records, and the
+ * values that arrays are made of) from its end, given back as soon as the arrays are there, unless some of them point into it. So neither
+ * leaves gaps that only the other would fit.
  *
  * A seek ends all threads, forgets what is not held, and starts them elsewhere: there is nothing that it could leave half done.
  *
  * Invariants:
  *   1. Sequence numbers count batches over all epochs, from the last seek. [next_seq, plan_seq) are exactly the slots FETCHING to READY, and
  *      there are at most n_slots of them: by_seq[seq % slots_max] finds each.
- *   2. live[] holds the slots that own a piece of the region, by offset.
+ *   2. live[] holds the pieces of the region that are in use, by offset.
  *   3. Batches before fail_seq are handed over even when a later one has failed; then the failure is, for ever (or up to a seek).
  *      A wait that ends without a batch (ETIMEOUT, too many held) leaves everything as it is.
  *   4. The fetch thread waits either for the queue (reads in flight) or for `space` (none in flight), workers for `some_work`, the consumer
@@ -57,40 +59,79 @@ static void unblock(struct stage *st)
         pthread_cond_signal(&st->space);
 }
 
-bool stage_place(struct stage *st, struct slot *s)
+static void insert(struct stage *st, struct piece *p, unsigned at)
+{
+    memmove(&st->live[at + 1], &st->live[at], (st->n_live - at) * sizeof(*st->live));
+    st->live[at] = p;
+    st->n_live++;
+}
+
+static size_t end_of(const struct piece *p) { return p->offset + p->len; }
+
+/* The lowest gap that is large enough. With the lock held, as the two below. */
+static bool place_low(struct stage *st, struct piece *p)
 {
     size_t at = 0;
     unsigned i;
 
-    for (i = 0; i < st->n_live && st->live[i]->offset - at < s->len; i++)
-        at = st->live[i]->offset + st->live[i]->len;
-    if (i == st->n_live && st->o.staging_bytes - at < s->len) {
-        block(st, s->len);
+    for (i = 0; i < st->n_live && st->live[i]->offset - at < p->len; i++)
+        at = end_of(st->live[i]);
+    if (i == st->n_live && st->o.staging_bytes - at < p->len)
         return false;
-    }
-    memmove(&st->live[i + 1], &st->live[i], (st->n_live - i) * sizeof(*st->live));
-    st->live[i] = s;
-    st->n_live++;
-    s->offset = at;
-    st->blocked = false;
+    p->offset = at;
+    insert(st, p, i);
     return true;
 }
 
-/* With the lock held. */
-static void unplace(struct stage *st, struct slot *s)
+/* The highest. */
+static bool place_high(struct stage *st, struct piece *p)
+{
+    size_t end = st->o.staging_bytes;
+    unsigned i;
+
+    for (i = st->n_live; i > 0 && end - end_of(st->live[i - 1]) < p->len; i--)
+        end = st->live[i - 1]->offset;
+    if (i == 0 && end < p->len)
+        return false;
+    p->offset = end - p->len;
+    insert(st, p, i);
+    return true;
+}
+
+static void unplace(struct stage *st, struct piece *p)
 {
     unsigned i = 0;
 
-    while (st->live[i] != s)
+    if (!p->len)
+        return;
+    while (st->live[i] != p)
         i++;
     st->n_live--;
     memmove(&st->live[i], &st->live[i + 1], (st->n_live - i) * sizeof(*st->live));
+    p->len = 0;
+}
+
+bool stage_place(struct stage *st, struct slot *s)
+{
+    size_t lasting = s->lasting.len;
+
+    if ((!lasting || place_low(st, &s->lasting)) && (!s->passing.len || place_high(st, &s->passing))) {
+        st->blocked = false;
+        return true;
+    }
+    for (unsigned i = 0; i < st->n_live; i++) /* the one of both that had room */
+        if (st->live[i] == &s->lasting) {
+            unplace(st, &s->lasting);
+            s->lasting.len = lasting;
+            break;
+        }
+    block(st, lasting + s->passing.len);
+    return false;
 }
 
 void stage_shrink(struct stage *st, struct slot *s)
 {
-    s->offset += s->kept_at;
-    s->len -= s->kept_at;
+    unplace(st, &s->passing);
     unblock(st);
 }
 
@@ -213,13 +254,13 @@ static int allocate(struct stage *st, struct larder_error *err)
 
     st->slots = calloc(n, sizeof(*st->slots));
     st->by_seq = calloc(n, sizeof(*st->by_seq));
-    st->live = calloc(n + 1, sizeof(*st->live));
+    st->live = calloc(2 * n, sizeof(*st->live));
     /* A batch whose ordinals alone are beyond the budget fails before they are written. */
     size_t most = MIN(st->batch_n, st->o.staging_bytes / sizeof(uint64_t)) + 1;
     st->ordinals = calloc(most, sizeof(*st->ordinals));
     st->positions = st->o.plan.assign ? calloc(most, sizeof(*st->positions)) : NULL;
     if (!st->slots || !st->by_seq || !st->live || !st->ordinals || (st->o.plan.assign && !st->positions))
-        return err_nomem(err, n * 3 * sizeof(void *) + st->batch_n * sizeof(uint64_t), "staging buffer");
+        return err_nomem(err, n * 4 * sizeof(void *) + st->batch_n * sizeof(uint64_t), "staging buffer");
     st->region = region_map(st->o.staging_bytes);
     if (!st->region)
         return err_nomem(err, st->o.staging_bytes, "staging buffer (staging_bytes)");
@@ -281,7 +322,6 @@ static void halt(struct stage *st)
 static void reset(struct stage *st)
 {
     uint64_t length = batch_plan_length(&st->o.plan);
-    unsigned held = 0;
 
     st->batches = slicing_batches(&st->o.plan.slicing, 0, length);
     st->first_batches = slicing_batches(&st->o.plan.slicing, st->o.position, length);
@@ -298,13 +338,12 @@ static void reset(struct stage *st)
     st->open_rc = 0;
     st->opened = st->blocked = false;
     st->fail_seq = UINT64_MAX;
-    for (unsigned i = 0; i < st->n_live; i++)
-        if (st->live[i]->state == SLOT_HELD)
-            st->live[held++] = st->live[i];
-    st->n_live = held;
     for (unsigned i = 0; i < st->n_slots; i++)
-        if (st->slots[i]->state != SLOT_HELD)
+        if (st->slots[i]->state > SLOT_FREE && st->slots[i]->state < SLOT_HELD) {
+            unplace(st, &st->slots[i]->lasting);
+            unplace(st, &st->slots[i]->passing);
             st->slots[i]->state = SLOT_FREE;
+        }
     atomic_store(&st->stop, false);
 }
 
@@ -450,7 +489,7 @@ static int starved_error(const struct stage *st, struct larder_error *err)
 {
     if (st->blocked_bytes)
         return err_set(err, LARDER_EINVAL, "loader: the %u batches held by the caller leave no room for the next one of %zu "
-                       "bytes: release a batch first, or raise staging_bytes (%zu)", st->n_live, st->blocked_bytes,
+                       "bytes: release a batch first, or raise staging_bytes (%zu)", st->n_held, st->blocked_bytes,
                        st->o.staging_bytes);
     return err_set(err, LARDER_EINVAL, "loader: all %u staging slots are held by the caller: release a batch first",
                    st->slots_max);
@@ -553,6 +592,7 @@ int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **
     }
     if (s) {
         s->state = SLOT_HELD;
+        st->n_held++;
         st->next_seq++;
         window_consume(&st->window, s->units);
         if (st->fetcher_waits && window_due(&st->window))
@@ -590,7 +630,9 @@ void stage_release(const struct larder_batch *batch)
     }
     if (s->state == SLOT_HELD) { /* else released twice: the caller's bug, harmless as long as the slot is not reused */
         s->state = SLOT_FREE;
-        unplace(st, s);
+        st->n_held--;
+        unplace(st, &s->lasting);
+        unplace(st, &s->passing);
         unblock(st);
     }
     pthread_mutex_unlock(&st->lock);

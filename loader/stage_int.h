@@ -14,16 +14,18 @@
 
 enum slot_state { SLOT_FREE, SLOT_FETCHING, SLOT_FETCHED, SLOT_READY, SLOT_HELD };
 
+/* A part of the region, in whole pages. */
+struct piece { size_t offset, len; };
+
 struct slot {
     struct larder_batch batch;   /* batch.owner is the slot */
     struct stage *stage;
     enum slot_state state;       /* under stage->lock */
     struct tiers_fetch *fetch;
     uint64_t seq;
-    size_t offset, len;          /* its piece of the region */
-    /* In the piece: records, scratch, where the scratch of each sample begins, values | kept: ordinals,
-     * positions, arrays. */
-    size_t scratch_at, scratches_at, values_at, kept_at, ordinals_at, positions_at, arrays_at;
+    struct piece lasting, passing; /* until it is released; until its arrays are made. Without arrays the first holds all */
+    /* In the passing one: records, scratch, where the scratch of each sample begins, values. In the lasting one: ordinals, positions, arrays. */
+    size_t scratch_at, scratches_at, values_at, ordinals_at, positions_at, arrays_at;
     uint64_t raw_bytes, raw_max; /* of its records */
     uint64_t units;              /* what it counts in the window */
     struct larder_value *values;
@@ -83,8 +85,10 @@ struct stage {
 
     pthread_mutex_t lock;        /* guards all below and slot->state */
     pthread_cond_t ready, space, some_work;
-    struct slot **slots, **by_seq, **live;
+    struct slot **slots, **by_seq;
+    struct piece **live;
     unsigned n_slots, n_live, n_busy; /* n_busy: FETCHING or FETCHED */
+    unsigned n_held;             /* by the caller */
     unsigned n_idle;             /* workers that wait for some_work */
     struct slot *work;           /* FETCHED, oldest first */
     uint64_t next_seq, plan_seq;
@@ -103,7 +107,7 @@ struct stage {
 int stage_slot(struct stage *st, struct slot **out, struct larder_error *err);
 /* Finds room for s, or else blocks. With the lock held, as all below. */
 bool stage_place(struct stage *st, struct slot *s);
-/* The records' part of its piece is given back. */
+/* Its passing piece is given back. */
 void stage_shrink(struct stage *st, struct slot *s);
 /* The batch numbered seq cannot be delivered. */
 void stage_fail(struct stage *st, uint64_t seq, const struct larder_error *e);

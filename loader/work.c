@@ -35,6 +35,18 @@ static int decode(struct worker *w, struct slot *s, uint32_t i, struct larder_er
                         s->scratches ? s->scratch + s->scratches[i] : s->scratch, v, err);
 }
 
+static int make(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
+{
+    const struct stage *st = w->stage;
+    const struct larder_batch *b = &s->batch;
+    uint64_t position = b->positions ? b->positions[i] : (b->position + i) % batch_plan_length(&st->o.plan);
+    int rc = decode(w, s, i, err);
+
+    if (rc || !w->prep)
+        return rc;
+    return prep_sample(w->prep, &s->prep, i, b->ordinals[i], position, s->values + (size_t)i * st->n_fields, err);
+}
+
 /* ---- a portion ---- */
 
 struct portion {
@@ -96,15 +108,15 @@ static void run(struct worker *w, struct portion *p)
 
     while (i < end && !atomic_load_explicit(&st->stop, memory_order_relaxed)) {
         size_t n = 0;
-        if (views) /* what a cache gave need only be placed: as many as come next */
+        if (views && !w->prep) /* what a cache gave need only be placed: as many as come next */
             n = store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + i, views + i, end - i, s->values + (size_t)i * st->n_fields);
-        if (n == 0 && decode(w, s, i, &p->failure)) {
+        if (n == 0 && make(w, s, i, &p->failure)) {
             p->failed_at = i;
             return;
         }
         i += MAX((uint32_t)n, 1u);
     }
-    for (size_t k = (size_t)p->first * st->n_fields; k < (size_t)i * st->n_fields; k++)
+    for (size_t k = (size_t)p->first * st->n_fields; !w->prep && k < (size_t)i * st->n_fields; k++)
         p->bytes += s->values[k].len;
 }
 
@@ -116,7 +128,7 @@ void work_add(struct stage *st, struct slot *s)
     uint64_t each = s->batch.n ? s->raw_bytes / s->batch.n : 0;
     uint32_t portions;
 
-    s->portion = (uint32_t)MAX(MIN(PORTION_RECORDS, PORTION_BYTES / MAX(each, (uint64_t)1)), (uint64_t)1);
+    s->portion = st->o.prep && prep_is_heavy(st->o.prep) ? 1 : (uint32_t)MAX(MIN(PORTION_RECORDS, PORTION_BYTES / MAX(each, (uint64_t)1)), (uint64_t)1);
     s->claimed = 0;
     s->working = 0;
     s->all_claimed = false;
@@ -139,13 +151,42 @@ static void unlist(struct stage *st, const struct slot *s)
     *at = s->next;
 }
 
-/* Every portion of s is done. With the lock held. */
+/* All samples are there: the arrays become final. Without the lock. *borrows: some point into the records. */
+static int end_arrays(struct stage *st, struct slot *s, bool *borrows, struct larder_error *err)
+{
+    int rc = prep_end(&s->prep, s->values, st->n_fields, err);
+
+    if (rc)
+        return rc;
+    s->batch.arrays = s->prep.arrays;
+    for (uint32_t i = 0; i < s->batch.n_arrays; i++) {
+        s->cost.bytes += s->batch.arrays[i].len;
+        *borrows |= s->batch.arrays[i].values != NULL;
+    }
+    return LARDER_OK;
+}
+
+/* Every portion of s is done. With the lock held, which is given up in between. */
 static void finish(struct stage *st, struct slot *s)
 {
+    bool borrows = false;
+    int rc = 0;
+
     unlist(st, s);
     if (s->failed_at != UINT32_MAX) {
         stage_fail(st, s->seq, &s->failure);
         return;
+    }
+    if (st->o.prep) {
+        pthread_mutex_unlock(&st->lock);
+        rc = end_arrays(st, s, &borrows, &s->failure);
+        pthread_mutex_lock(&st->lock);
+        if (rc) {
+            stage_fail(st, s->seq, &s->failure);
+            return;
+        }
+        if (!borrows)
+            stage_shrink(st, s);
     }
     s->state = SLOT_READY;
     s->ready_ns = st->o.trace ? now_ns() : 0;
@@ -239,14 +280,18 @@ int work_open(struct stage *st, struct larder_error *err)
     for (unsigned i = 0; !rc && i < n; i++) {
         st->workers[i].stage = st;
         rc = decoder_new(&st->workers[i].decoder, err);
+        if (!rc && st->o.prep)
+            rc = prep_worker_new(st->o.prep, &st->workers[i].prep, err);
     }
     return rc;
 }
 
 void work_close(struct stage *st)
 {
-    for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++)
+    for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++) {
         decoder_free(st->workers[i].decoder);
+        prep_worker_free(st->workers[i].prep);
+    }
     free(st->workers);
     st->workers = NULL;
 }
