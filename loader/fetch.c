@@ -108,7 +108,7 @@ static void register_region(struct stage *st, const struct slot *s)
     size_t each = st->o.prep ? s->passing.len : s->lasting.len, len = MIN(st->o.staging_bytes, REGISTER_MAX);
 
     st->registered = true;
-    if (!tiers_direct(st->o.tiers))
+    if (!tiers_direct(st->o.tiers) || st->streams) /* registering touches all of it, and what streams needs little of it read */
         return;
     if (each < len / st->slots_max)
         len = round_up(each + each / 8, STORE_PAGE) * st->slots_max;

@@ -344,18 +344,20 @@ static size_t drop_body(struct http_transfer *t, const char *data, size_t len)
 static size_t on_body(char *data, size_t one, size_t len, void *user)
 {
     struct http_transfer *t = user;
-    bool wanted = t->status / 100 == 2 && (t->buf || t->out);
+    bool wanted = t->status / 100 == 2 && (t->buf || t->sink || t->out);
     (void)one;
     touched(t, wanted);
     if (!wanted)
         return drop_body(t, data, len);
     count(&t->loop->bytes_in, len);
-    size_t room = t->buf ? t->buf_len : t->out_max;
+    size_t room = t->buf || t->sink ? t->buf_len : t->out_max;
     if (len > room - t->got || (t->in.content_length != UINT64_MAX && t->in.content_length > room)) {
         t->end = HTTP_TOO_LONG;
         return 0;
     }
-    if (t->buf)
+    if (t->sink)
+        t->sink(t, data, len);
+    else if (t->buf)
         memcpy((uint8_t *)t->buf + t->got, data, len);
     else if (buf_append(t->out, data, len, NULL) != LARDER_OK) {
         t->end = HTTP_NOMEM;
@@ -608,7 +610,7 @@ static void explain(struct http_transfer *t, CURLcode rc, enum http_end why)
     else if (t->header_bytes > HEADER_BYTES_MAX)
         snprintf(t->why, sizeof(t->why), "the head of the answer is longer than %u bytes", HEADER_BYTES_MAX);
     else if (why == HTTP_TOO_LONG)
-        snprintf(t->why, sizeof(t->why), "the answer is longer than the %zu bytes asked for", t->buf ? t->buf_len : t->out_max);
+        snprintf(t->why, sizeof(t->why), "the answer is longer than the %zu bytes asked for", t->buf || t->sink ? t->buf_len : t->out_max);
     else if (rc == CURLE_OK)
         snprintf(t->why, sizeof(t->why), "the connection ended within the head of the answer");
     else if (!t->why[0])

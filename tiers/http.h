@@ -60,6 +60,8 @@ struct http_transfer {
     size_t body_len;
     void *buf;                     /* where a 2xx body goes: room for buf_len bytes; */
     size_t buf_len;
+    void (*sink)(struct http_transfer *t, const void *data, size_t len); /* or is handed on as it comes, at most buf_len bytes: on the
+                                    * loop's thread, must not block; `got` bytes came before */
     struct buf *out;               /* or, when buf is NULL, appended here, at most out_max bytes */
     size_t out_max;
     uint64_t not_before_ns;        /* of now_ns(): starts then (a back-off); 0: at once */
@@ -70,7 +72,7 @@ struct http_transfer {
     /* results, valid in done */
     enum http_end end;
     int status;                    /* 0: none came */
-    size_t got;                    /* bytes in buf, or appended to out */
+    size_t got;                    /* bytes in buf, handed on, or appended to out */
     struct http_headers in;
     char text[1024];               /* beginning of a body that is not 2xx, NUL-terminated (S3's error document) */
     size_t text_len;

@@ -194,6 +194,28 @@ static int add_signature(struct remote *r, struct call *c, const char *path, uin
     return rc;
 }
 
+static void take_results(struct remote_request *q, const struct http_transfer *t)
+{
+    uint64_t first, last, total = UINT64_MAX;
+    q->status = t->status;
+    snprintf(q->etag, sizeof(q->etag), "%s", t->in.etag);
+    q->modified_s = http_date(t->in.last_modified);
+    if (t->status == 206 && remote_content_range(t->in.content_range, &first, &last, &total))
+        q->object_size = total;
+    else if (!q->ranged) /* 200 for a range may be anything */
+        q->object_size = t->method == HTTP_GET || t->method == HTTP_HEAD ? t->in.content_length : UINT64_MAX;
+}
+
+static void on_body(struct http_transfer *t, const void *data, size_t len)
+{
+    struct remote_request *q = t->user;
+    struct call *c = q->own;
+    if (t->got == 0 && (c->fits = answer_fits(q->remote, q, t)))
+        take_results(q, t);
+    if (c->fits)
+        q->sink(q, t->got, data, len);
+}
+
 static void aim(struct call *c, struct http_transfer *t, uint64_t not_before_ns)
 {
     const struct remote_request *q = c->q;
@@ -215,7 +237,8 @@ static void aim(struct call *c, struct http_transfer *t, uint64_t not_before_ns)
     t->body = q->body;
     t->body_len = q->body_len;
     if (q->ranged) {
-        t->buf = q->buf;
+        t->buf = q->sink ? NULL : q->buf;
+        t->sink = q->sink ? on_body : NULL;
         t->buf_len = q->len;
     } else if (q->out) {
         q->out->len = c->out_len;
@@ -266,7 +289,7 @@ static void count_try(struct remote *r, const struct remote_request *q, const st
 static bool may_hedge(const struct remote *r, const struct call *c)
 {
     const struct remote_request *q = c->q;
-    return r->o.hedge_percent && q->method == HTTP_GET && q->ranged && q->priority == REMOTE_DEMAND && q->len <= HEDGE_BYTES_MAX;
+    return r->o.hedge_percent && !q->sink && q->method == HTTP_GET && q->ranged && q->priority == REMOTE_DEMAND && q->len <= HEDGE_BYTES_MAX;
 }
 
 /* After how long a GET belongs to the slowest percent; 0: not known. */
@@ -528,18 +551,6 @@ static void retry(struct remote *r, struct call *c)
     send_try(r, c, wait);
 }
 
-static void take_results(struct remote_request *q, const struct http_transfer *t)
-{
-    uint64_t first, last, total = UINT64_MAX;
-    q->status = t->status;
-    snprintf(q->etag, sizeof(q->etag), "%s", t->in.etag);
-    q->modified_s = http_date(t->in.last_modified);
-    if (t->status == 206 && remote_content_range(t->in.content_range, &first, &last, &total))
-        q->object_size = total;
-    else if (!q->ranged) /* 200 for a range may be anything */
-        q->object_size = t->method == HTTP_GET || t->method == HTTP_HEAD ? t->in.content_length : UINT64_MAX;
-}
-
 static void succeed(struct remote *r, struct call *c, const struct http_transfer *t)
 {
     take_results(c->q, t);
@@ -606,7 +617,7 @@ static int check_request(const struct remote *r, const struct remote_request *q,
     char where[160];
     if (!r->s3 && q->method != HTTP_GET && q->method != HTTP_HEAD)
         return err_set(err, LARDER_EINVAL, "%s: it is read only: write to s3://", answer_where(r, q, where));
-    if (q->ranged && q->len && (!q->buf || q->offset + q->len < q->offset))
+    if (q->ranged && q->len && ((!q->buf && !q->sink) || q->offset + q->len < q->offset))
         return err_set(err, LARDER_EINVAL, "%s: a range without memory, or beyond 2^64", answer_where(r, q, where));
     return LARDER_OK;
 }

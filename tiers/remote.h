@@ -47,6 +47,10 @@ struct remote_request {
     const char *if_match;        /* GET: ETag that it must have; else LARDER_EBUSY: "was replaced while it was read" */
     bool ranged;                 /* GET: exactly [offset, offset + len) into buf; a shorter object is LARDER_ECORRUPT */
     uint64_t offset; size_t len; void *buf;
+    /* ranged: in place of buf. Gets the bytes as they come, on a loop's thread; must not block. at: where in the range; 0 again when a try
+     * is repeated. What comes is of an answer whose status, range and ETag fit (those are filled in below by then), but the answer is not
+     * complete yet: whoever uses its bytes before done has to know by other means that they are right. */
+    void (*sink)(struct remote_request *q, size_t at, const void *data, size_t len);
     struct buf *out; size_t out_max; /* else: the whole body */
     enum remote_priority priority;
     uint64_t deadline_ns;        /* of now_ns(); 0: the remote's timeout from start */

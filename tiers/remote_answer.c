@@ -333,6 +333,17 @@ static bool is_other_etag(const struct remote_request *q, const struct http_tran
     return q->if_match && t->in.etag[0] && strcmp(q->if_match, t->in.etag) != 0;
 }
 
+bool answer_fits(const struct remote *r, const struct remote_request *q, const struct http_transfer *t)
+{
+    uint64_t first, last, total;
+    if (is_other_etag(q, t))
+        return false;
+    if (t->status == 206)
+        return remote_content_range(t->in.content_range, &first, &last, &total) && first == q->offset && last == q->offset + q->len - 1;
+    return t->status == 200 && q->offset == 0 && t->in.content_length == q->len &&
+           !atomic_load_explicit(&r->ranges, memory_order_relaxed);
+}
+
 static void judge_success(struct remote *r, struct call *c, const struct http_transfer *t, struct verdict *v)
 {
     const struct remote_request *q = c->q;

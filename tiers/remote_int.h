@@ -73,6 +73,8 @@ struct verdict {
     char trouble[24];               /* "503" */
     struct larder_error error;      /* FAIL */
 };
+/* The head of an answer to a ranged GET: may its body be what was asked for? */
+bool answer_fits(const struct remote *r, const struct remote_request *q, const struct http_transfer *t);
 /* lock is held. */
 void answer_judge(struct remote *r, struct call *c, const struct http_transfer *t, struct verdict *v);
 /* The error of a request that is given up; late: its deadline passed or would. */
@@ -95,6 +97,7 @@ struct call {
     unsigned full_answers;          /* 200 where 206 was asked */
     unsigned refused, skewed;       /* tries that ended so */
     bool on_loop;                   /* a callback runs: done may be called */
+    bool fits;                      /* what comes goes to the request's sink */
     bool lost;                      /* a try of a create may have been carried out, unheard */
     bool checking;                  /* of such one: what is there now is read into `check`, to compare */
     struct buf check;

@@ -45,6 +45,7 @@ void stack_free(struct fetch_stack *k)
     free(k->absent);
     free(k->ask);
     free(k->extents);
+    free(k->wants);
     free(k->again_memory);
     plan_release(&k->again);
     free(k);
@@ -150,7 +151,7 @@ static int locate(struct tiers_fetch *f, struct larder_error *err)
             a->wanted = false; /* room in DRAM is for what is not here */
         if (a->from == FROM_ORIGIN && !a->coming && f->patient && a->wanted && stream_takes(f->t->stream, a->extent.shard)) {
             a->from = FROM_STREAM;
-            k->n_stream++;
+            a->k = (uint32_t)k->n_stream++;
         }
         if (a->from == FROM_ORIGIN) {
             a->k = (uint32_t)m;
@@ -158,7 +159,8 @@ static int locate(struct tiers_fetch *f, struct larder_error *err)
             k->extents[m++] = a->extent; /* m <= j: in place */
         }
     }
-    return tiers_plan(f, &f->plan, UINT32_MAX, k->extents, NULL, m, err);
+    rc = GROW(k->wants, k->cap_wants, k->n_stream, err);
+    return rc ? rc : tiers_plan(f, &f->plan, UINT32_MAX, k->extents, NULL, m, err);
 }
 
 /* Room behind the plan's for what is not read by it, or may not be. */
@@ -275,14 +277,16 @@ static bool flush(struct bound *b, unsigned d, bool all)
 
 /* A disk that is behind is waited for, so that which records come in depends on room alone; one that takes too long is waited for
  * no more. */
-static bool admit_nvme(struct bound *b, unsigned d, uint64_t ordinal, const struct cached *c)
+static enum admitted admit_nvme(struct bound *b, unsigned d, uint64_t ordinal, const struct cached *c, bool wait)
 {
     bool in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
-    for (int all = 0; !in && all < 2 && !nvme_closed(b->nvme[d], b->nvme_space[d]) && flush(b, d, all); all++)
+    if (!in && !wait && !nvme_closed(b->nvme[d], b->nvme_space[d]) && !atomic_load_explicit(&b->slow, memory_order_relaxed))
+        return ADMITTED_LATER;
+    for (int all = 0; !in && wait && all < 2 && !nvme_closed(b->nvme[d], b->nvme_space[d]) && flush(b, d, all); all++)
         in = nvme_admit(b->nvme[d], b->nvme_space[d], ordinal, c) == LARDER_OK;
     if (in)
         atomic_store_explicit(&b->filled, true, memory_order_relaxed);
-    return in;
+    return in ? ADMITTED_NVME : ADMITTED_NOT;
 }
 
 bool tiers_filling(const struct tiers *t)
@@ -294,7 +298,7 @@ bool tiers_filling(const struct tiers *t)
 void tiers_settle(struct tiers *t)
 {
     struct bound *b = t->bound;
-    if (!b || !atomic_exchange(&b->filled, false))
+    if (!b || tiers_stream_runs(t) || !atomic_exchange(&b->filled, false)) /* it may go on admitting for long: DRAM has what it copies */
         return;
     for (unsigned d = 0; d < b->n_nvme; d++)
         flush(b, d, true);
@@ -308,16 +312,40 @@ void tiers_register(const struct tiers *t)
         dram_register(t->bound->cache->dram);
 }
 
-bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)
+static enum admitted put(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme, bool wait)
 {
     bool in_dram = b->dram && !dram_closed(b->cache->dram) &&
                    dram_admit(b->cache->dram, b->dram_space, ordinal, c, NULL) == LARDER_OK;
+    enum admitted in = in_dram ? ADMITTED_DRAM : ADMITTED_NOT;
     if (!b->fill_nvme || from_nvme || (b->exclusive && in_dram))
-        return in_dram;
-    for (unsigned i = 0, d = (unsigned)(ordinal % MAX(b->n_nvme, 1u)); i < b->n_nvme; i++, d = (d + 1) % b->n_nvme)
-        if (admit_nvme(b, d, ordinal, c))
-            return true;
-    return in_dram;
+        return in;
+    for (unsigned i = 0, d = (unsigned)(ordinal % MAX(b->n_nvme, 1u)); i < b->n_nvme; i++, d = (d + 1) % b->n_nvme) {
+        enum admitted now = admit_nvme(b, d, ordinal, c, wait);
+        if (now == ADMITTED_LATER)
+            return in_dram ? ADMITTED_OWED : now;
+        if (now == ADMITTED_NVME)
+            return in_dram ? in : now;
+    }
+    return in;
+}
+
+enum admitted stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)
+{
+    return put(b, ordinal, c, from_nvme, true);
+}
+
+enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c) { return put(b, ordinal, c, false, false); }
+
+void stack_copy(struct bound *b, const uint64_t *ordinals, size_t n)
+{
+    const void *views[64] = {NULL};
+    struct extent e[64];
+    dram_lookup(b->cache->dram, b->dram_space, ordinals, n, e, views, NULL, NULL);
+    for (size_t i = 0; i < n; i++) {
+        struct cached c = {views[i], e[i].stored_len, e[i].raw_len, e[i].crc, e[i].codec};
+        if (views[i])
+            put(b, ordinals[i], &c, false, true);
+    }
 }
 
 static void admit(struct fetch_stack *k, const struct absent *a, const struct cached *c)
@@ -511,6 +539,7 @@ int stack_start(struct tiers_fetch *f, struct larder_error *err)
     struct bound *b = k->b;
     bool theirs = false;
     k->settled = k->gap = k->coming = 0;
+    k->started = true;
     k->deadline_ns = now_ns() + WAIT_MS_MAX * 1000000ull;
     k->written_ns = now_ns() + WRITE_NS_MAX;
     for (size_t j = 0; j < k->n_absent; j++) {
@@ -519,6 +548,8 @@ int stack_start(struct tiers_fetch *f, struct larder_error *err)
         k->coming += a->from != FROM_NVME && a->wanted && b->fill_nvme;
         if (a->from == FROM_STREAM) {
             a->state = ABSENT_WAIT;
+            k->wants[a->k] = (struct stream_want){.ordinal = k->ordinals[a->i], .to = f->memory + a->at, .len = a->extent.stored_len};
+            stream_want(f->t->stream, &k->wants[a->k]);
         } else if (a->from == FROM_COPY) {
             if (!look_again(f, j))
                 a->state = ABSENT_WAIT;
@@ -546,11 +577,26 @@ int stack_start(struct tiers_fetch *f, struct larder_error *err)
 
 /* ---- after a run ---- */
 
+/* It is not the stream's any more. True: that has brought it. */
+static bool from_stream(struct tiers_fetch *f, struct absent *a)
+{
+    struct fetch_stack *k = f->stack;
+    struct stream_want *w = &k->wants[a->k];
+    stream_unwant(f->t->stream, w);
+    if (!atomic_load_explicit(&w->came, memory_order_acquire))
+        return false;
+    struct cached c = {w->to, w->len, a->extent.raw_len, a->extent.crc, a->extent.codec};
+    take(f, a, &c, a->first || !k->b->n_nvme ? TIER_ORIGIN : TIER_NVME);
+    return true;
+}
+
 /* Record j, which waited: is it there, or ours to read? False: still theirs. */
 static bool ask_again(struct tiers_fetch *f, size_t j)
 {
     struct fetch_stack *k = f->stack;
     struct absent *a = &k->absent[j];
+    if (a->from == FROM_STREAM && from_stream(f, a))
+        return true;
     if (look_again(f, j)) {
         unclaim(k, a);
         return true;
@@ -613,7 +659,7 @@ static int plan_again(struct tiers_fetch *f, struct larder_error *err)
 static bool has_come(const struct fetch_stack *k, const struct absent *a)
 {
     bool absent;
-    return ahead_absent(k->b, &k->ordinals[a->i], 1, &absent) == 0;
+    return atomic_load_explicit(&k->wants[a->k].came, memory_order_acquire) || ahead_absent(k->b, &k->ordinals[a->i], 1, &absent) == 0;
 }
 
 /* Looks how far the stream has come. True: nothing is left to it, and what has come is to be taken. Records that it will not bring, or
@@ -627,7 +673,8 @@ static bool stream_came(struct tiers_fetch *f)
             continue;
         if (stream_takes(f->t->stream, a->extent.shard) && !stream_allow(f->t->stream, a->extent.stored_len))
             return false;
-        a->from = FROM_ORIGIN;
+        if (!from_stream(f, a))
+            a->from = FROM_ORIGIN;
     }
     return true;
 }
@@ -729,6 +776,9 @@ void stack_end(struct tiers_fetch *f)
     struct fetch_stack *k = f->stack;
     for (size_t j = 0; j < k->n_absent; j++)
         unclaim(k, &k->absent[j]);
+    for (size_t j = 0; k->started && j < k->n_stream; j++)
+        stream_unwant(f->t->stream, &k->wants[j]);
+    k->started = false;
     if (k->coming)
         atomic_fetch_sub_explicit(&k->b->coming, k->coming, memory_order_relaxed);
     k->coming = 0;

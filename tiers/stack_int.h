@@ -131,6 +131,9 @@ struct fetch_stack {
     size_t again_cap;
     uint64_t used;           /* bytes of the origin that were wanted */
     size_t coming;           /* records that NVMe may admit: counted in bound.coming while started */
+    struct stream_want *wants; /* [n_stream]; absent.k is the place */
+    size_t cap_wants;
+    bool started;            /* the wants may be listed */
     size_t n_stream, stream_at; /* records that the stream is to bring; all before stream_at have come, or are ours to fetch */
     uint32_t bell;           /* of the stream, before they were looked for */
     uint64_t deadline_ns;    /* for others to come up with what they fetch */
@@ -162,8 +165,15 @@ void stack_took(struct tiers_fetch *f, uint32_t a, uint64_t ns);
 void stack_end(struct tiers_fetch *f);
 /* Would a tier take it? */
 bool stack_wanted(const struct bound *b, uint64_t ordinal);
-/* Into DRAM, and into NVMe: as a copy when there is room for the whole dataset, else what DRAM refused. True: some tier has it now. */
-bool stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme);
+/* Into DRAM, and into NVMe: as a copy when there is room for the whole dataset, else what DRAM refused. Which tier has it now: NOT, NVME or
+ * DRAM. */
+enum admitted { ADMITTED_NOT, ADMITTED_LATER, ADMITTED_NVME, ADMITTED_DRAM, ADMITTED_OWED };
+enum admitted stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme);
+/* The same without waiting for a disk. LATER: no tier has it yet, and stack_admit is to be called; OWED: DRAM has it, and NVMe is to get it
+ * by stack_copy. */
+enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c);
+/* Copies those of n <= 64 records to NVMe that lie in DRAM alone; waits for the disk. No replacement. */
+void stack_copy(struct bound *b, const uint64_t *ordinals, size_t n);
 
 /* ---- stream.c ---- */
 
@@ -172,6 +182,18 @@ struct stream;
 bool stream_takes(const struct stream *s, uint32_t shard);
 /* May so many bytes be fetched out of turn? They are counted. */
 bool stream_allow(struct stream *s, uint64_t bytes);
+/* A record that a fetch leaves to the stream, for which it has room. Where DRAM does not take the record, its checked bytes are copied
+ * there when they come, and `came` is set. */
+struct stream_want {
+    uint64_t ordinal;
+    uint8_t *to;
+    uint32_t len;
+    bool listed;             /* under the stream's lock of wants */
+    atomic_bool came;
+    struct stream_want *next;
+};
+void stream_want(struct stream *s, struct stream_want *w);   /* filled in but for what the stream says */
+void stream_unwant(struct stream *s, struct stream_want *w); /* after it nobody writes there. Any number of times */
 _Atomic uint32_t *stream_bell(struct stream *s); /* changes when something came, or the stream is over */
 void stream_account(struct stream *s, struct larder_tier_stats *origin); /* adds what was not yet counted */
 

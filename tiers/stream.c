@@ -7,20 +7,26 @@
  *     block    --what no tier has: up to RUNS_MAX ranges--> GETs --> checked, admitted --> bell
  *                                                            ^---- damaged: again ----'
  *
- * Fetches of loaders (patient ones) leave records that are still to come to the stream, and look again when the bell rings. What it costs
- * to fetch single records out of turn, many small GETs, is bounded: stream_allow gives a first batch its own, and later ones a share
- * of what has streamed.
+ * A block of one range has no memory: each record is checked, admitted, and copied to the fetches that wait for it, as soon as its last
+ * byte came, out of curl's buffer or a carry of one record. On the loop's thread nothing waits: what NVMe's write buffer has no room for is
+ * copied there at the end, from DRAM, or lies in the block's memory until the settler has brought it there. So a disk that is slower
+ * than the network holds the stream up only where there is no DRAM.
+ *
+ * Fetches of loaders (patient ones) leave records that are still to come to the stream, with room for them (wants), and look again when
+ * the bell rings. What it costs to fetch single records out of turn, many small GETs, is bounded: stream_allow gives a first batch its
+ * own, and later ones a share of what has streamed; nothing while all will have come soon.
  *
  * Processes of a node divide the blocks among themselves: each is claimed, by a key behind all ordinals. What others had claimed is
  * looked at again at the end, and read when it did not come.
  *
- * Memory is bounded by the blocks: MEMORY_MAX, or an eighth of what is available. The stream ends when all is there, when no tier has
+ * Memory is bounded by the blocks: MEMORY_MAX, or an eighth of what is available, if all of them are held up or have holes. The stream ends when all is there, when no tier has
  * room any more, after FAILURES_MAX blocks that could not be read (who wants their records will be told why), or when the last loader
  * closes; then whoever waits reads for himself.
  *
- * Threads: two of its own. The walker locates, claims and sends; the settler checks and admits what came, so that both go on while the
- * other one works. A block belongs to the walker from unused to sent, to the remote until its last GET is over, then to the settler.
- * `lock` guards the lists, flying, open and the flags. stream_takes, stream_allow, stream_bell: any thread.
+ * Threads: two of its own. The walker locates, claims and sends; the settler does what is left of blocks that came. A block belongs to
+ * the walker from unused to sent, to the remote (on_bytes, on a loop's thread) until its last GET is over, then to the settler.
+ * `lock` guards the lists, flying, open and the flags; `wants_lock` the wants, and copying to them. Never two at once. stream_takes,
+ * stream_allow, stream_want, stream_unwant, stream_bell: any thread.
  */
 #include <pthread.h>
 #include <signal.h>
@@ -47,7 +53,9 @@
 #define SOON_NS 2000000000ull        /* who waits no longer than that fetches nothing out of turn */
 #define STALL_NS 500000000ull        /* and while blocks come that often */
 #define SETTLE_NS 2000000000ull      /* between two epochs */
+#define CLOSE_NS 10000000000ull      /* as nvme_write.c has it */
 #define LOOK 64u
+#define WANTS 4096u                  /* lists of them, by ordinal */
 #define MISSING_LEAST 50u            /* one of so many samples must be missing, or it does not pay */
 
 struct run { uint64_t offset; size_t at, len; };
@@ -58,12 +66,18 @@ struct block {
     uint64_t first;          /* ordinal of e[0] */
     struct extent *e;
     bool *missing;           /* of e[i]: no tier has it */
-    size_t n, cap_e, cap_missing;
-    uint8_t *memory;
+    bool *held;              /* it came, and lies in memory until a disk takes it */
+    size_t n, cap_e, cap_missing, cap_held;
+    uint8_t *memory;         /* of the runs */
     size_t cap_memory, bytes; /* bytes: of the runs */
     uint64_t stored;         /* of all n records */
     struct run runs[RUNS_MAX];
     unsigned n_runs, again;
+    bool sinks;              /* its one run is taken as it comes; then, of the loop that has its GET until that is over: */
+    bool other;              /* the answer is of another object */
+    size_t record, carried, cap_carry; /* the record that comes next; how much of it lies in carry */
+    uint8_t *carry;
+    uint64_t used;           /* bytes that a tier took */
     _Atomic unsigned left;   /* GETs that are not over */
     struct remote_request q[RUNS_MAX];
     char names[RUNS_MAX][ORIGIN_NAME];
@@ -90,10 +104,13 @@ struct stream {
     _Atomic uint32_t bell;
     _Atomic uint64_t streamed, allowed, requests, bytes; /* requests, bytes: not counted by any fetch yet */
     _Atomic uint64_t passed, passed_ns; /* bytes of records that have come or were there; when that last grew */
-    atomic_bool over;
+    atomic_bool over, owes;    /* owes: there are records in DRAM that NVMe is to have as well */
     pthread_mutex_t lock;
     pthread_cond_t came, freed; /* finished or quit; unused, flying or stop changed */
+    pthread_mutex_t wants_lock; /* guards wants, and the copying to them */
+    struct stream_want *wants[WANTS];
     bool stop, quit;            /* quit: there is no more to settle */
+    uint64_t stop_ns;           /* when it was told to stop */
     struct block *unused, *finished, **last; /* finished: the first that was over first */
 };
 
@@ -127,6 +144,49 @@ bool stream_allow(struct stream *s, uint64_t bytes)
         if (atomic_compare_exchange_weak_explicit(&s->allowed, &now, now + cost, memory_order_relaxed, memory_order_relaxed))
             return true;
     return false;
+}
+
+void stream_want(struct stream *s, struct stream_want *w)
+{
+    struct stream_want **list = &s->wants[w->ordinal % WANTS];
+    pthread_mutex_lock(&s->wants_lock);
+    w->next = *list;
+    w->listed = true;
+    *list = w;
+    pthread_mutex_unlock(&s->wants_lock);
+}
+
+void stream_unwant(struct stream *s, struct stream_want *w)
+{
+    pthread_mutex_lock(&s->wants_lock);
+    for (struct stream_want **at = &s->wants[w->ordinal % WANTS]; w->listed && *at; at = &(*at)->next)
+        if (*at == w) {
+            *at = w->next;
+            break;
+        }
+    w->listed = false;
+    pthread_mutex_unlock(&s->wants_lock);
+}
+
+/* To all who wait for it. False: nobody does. */
+static bool hand_out(struct stream *s, uint64_t ordinal, const uint8_t *stored, uint32_t len)
+{
+    bool some = false;
+    pthread_mutex_lock(&s->wants_lock);
+    for (struct stream_want **at = &s->wants[ordinal % WANTS], *w; (w = *at);) {
+        if (w->ordinal != ordinal || w->len != len) {
+            at = &w->next;
+            continue;
+        }
+        if (len)
+            memcpy(w->to, stored, len);
+        *at = w->next;
+        w->listed = false;
+        atomic_store_explicit(&w->came, true, memory_order_release);
+        some = true;
+    }
+    pthread_mutex_unlock(&s->wants_lock);
+    return some;
 }
 
 _Atomic uint32_t *stream_bell(struct stream *s) { return &s->bell; }
@@ -227,6 +287,78 @@ static bool make_room(struct block *b)
     return b->memory != NULL;
 }
 
+/* ---- what comes ---- */
+
+static void take_later(struct block *b, size_t i, const uint8_t *stored)
+{
+    if (!make_room(b))
+        return; /* read again */
+    memcpy(b->memory + (b->e[i].offset - b->runs[0].offset), stored, b->e[i].stored_len);
+    b->held[i] = true;
+}
+
+/* A record is there: checked, and to the tiers. Those that are damaged stay missing. */
+static void take(struct block *b, size_t i, const uint8_t *stored, bool wait)
+{
+    const struct extent *e = &b->e[i];
+    struct bound *to = b->stream->b;
+    struct cached c = {stored, e->stored_len, e->raw_len, e->crc, e->codec};
+    enum admitted in = ADMITTED_NOT;
+    if (crc32c(0, stored, e->stored_len) != e->crc)
+        return;
+    if (stack_wanted(to, b->first + i)) {
+        ahead_note(to->ahead, b->first + i);
+        in = wait ? stack_admit(to, b->first + i, &c, false) : stack_admit_now(to, b->first + i, &c);
+    }
+    bool wanted = in < ADMITTED_DRAM && hand_out(b->stream, b->first + i, stored, e->stored_len);
+    if (in == ADMITTED_LATER)
+        take_later(b, i, stored);
+    else
+        b->missing[i] = false;
+    b->used += in >= ADMITTED_NVME || (wanted && in == ADMITTED_NOT) ? e->stored_len : 0;
+    if (in == ADMITTED_OWED)
+        atomic_store_explicit(&b->stream->owes, true, memory_order_relaxed);
+}
+
+/* Bytes of the run of b, in order. A record that came whole is taken from where curl has it, others are put together in carry: either way
+ * it is checked and copied while it is in the CPU's cache. */
+static void on_bytes(struct remote_request *q, size_t at, const void *data, size_t len)
+{
+    struct block *b = q->user;
+    uint64_t from = b->runs[0].offset + at, to = from + len;
+    const uint8_t *bytes = data;
+    if (at == 0) { /* of each try */
+        b->record = b->carried = 0;
+        b->other = origin_http_check(b->stream->t->http, b->shard, q) != LARDER_OK;
+    }
+    for (; b->record < b->n && !b->other; b->record++) {
+        const struct extent *e = &b->e[b->record];
+        if (!b->missing[b->record] || b->held[b->record] || !e->stored_len || (!b->carried && e->offset < from))
+            continue;
+        if (e->offset >= to)
+            return;
+        size_t part = MIN(to - (e->offset + b->carried), (uint64_t)(e->stored_len - b->carried));
+        const uint8_t *stored = bytes + (e->offset + b->carried - from);
+        if (part < e->stored_len) {
+            memcpy(b->carry + b->carried, stored, part);
+            b->carried += part;
+            if (b->carried < e->stored_len)
+                return;
+            stored = b->carry;
+        }
+        b->carried = 0;
+        take(b, b->record, stored, false);
+    }
+}
+
+static bool make_carry(struct block *b)
+{
+    size_t longest = 0;
+    for (size_t i = 0; i < b->n; i++)
+        longest = b->missing[i] ? MAX(longest, (size_t)b->e[i].stored_len) : longest;
+    return GROW(b->carry, b->cap_carry, longest, NULL) == LARDER_OK;
+}
+
 /* Sends the GETs of what is missing: then the block is not the caller's any more. False: there is nothing to read, or no memory for
  * it. */
 static bool send_block(struct block *b)
@@ -235,14 +367,15 @@ static bool send_block(struct block *b)
     size_t n = find_runs(b, HOLE_MAX);
     for (uint64_t hole = HOLE_MAX; n > RUNS_MAX; hole *= 2)
         n = find_runs(b, hole * 2);
-    if (!n || !make_room(b))
+    b->sinks = n == 1;
+    if (!n || !(b->sinks ? make_carry(b) : make_room(b)))
         return false;
     b->n_runs = (unsigned)n;
     atomic_store(&b->left, b->n_runs + 1); /* one for us: it is not over before all were started */
     for (unsigned i = 0; i < n; i++) {
         const struct run *r = &b->runs[i];
-        b->q[i] = (struct remote_request){.priority = REMOTE_STREAM, .done = done, .user = b};
-        origin_http_prepare(s->t->http, b->shard, r->offset, b->memory + r->at, r->len, b->names[i], &b->q[i]);
+        b->q[i] = (struct remote_request){.priority = REMOTE_STREAM, .sink = b->sinks ? on_bytes : NULL, .done = done, .user = b};
+        origin_http_prepare(s->t->http, b->shard, r->offset, b->sinks ? NULL : b->memory + r->at, r->len, b->names[i], &b->q[i]);
         remote_start(s->t->remote, &b->q[i]);
     }
     pthread_mutex_lock(&s->lock);
@@ -307,32 +440,25 @@ static bool came(struct block *b)
     return well;
 }
 
-/* Admits the records of a block that came; those that are damaged stay missing. How many. */
-static size_t admit_block(struct block *b)
+/* Takes the records of a block that came, or of one that did not those that are held; those that are damaged stay missing. How many. */
+static size_t settle_records(struct block *b, bool well)
 {
-    struct stream *s = b->stream;
     size_t damaged = 0;
-    uint64_t used = 0;
     unsigned r = 0;
     for (size_t i = 0; i < b->n; i++) {
         const struct extent *e = &b->e[i];
         if (!b->missing[i])
             continue;
-        while (e->stored_len && e->offset >= b->runs[r].offset + b->runs[r].len)
+        while (well && e->stored_len && e->offset >= b->runs[r].offset + b->runs[r].len)
             r++;
-        const uint8_t *stored = e->stored_len ? b->memory + b->runs[r].at + (e->offset - b->runs[r].offset) : b->memory;
-        b->missing[i] = crc32c(0, stored, e->stored_len) != e->crc;
+        if (b->held[i] || (well && (!b->sinks || !e->stored_len)))
+            take(b, i, e->stored_len ? b->memory + b->runs[r].at + (e->offset - b->runs[r].offset) : b->carry, true);
+        b->held[i] = false;
         damaged += b->missing[i];
-        if (b->missing[i])
-            continue;
-        struct cached c = {stored, e->stored_len, e->raw_len, e->crc, e->codec};
-        if (!stack_wanted(s->b, b->first + i))
-            continue;
-        ahead_note(s->b->ahead, b->first + i);
-        used += stack_admit(s->b, b->first + i, &c, false) ? e->stored_len : 0;
     }
-    remote_used(s->t->remote, used);
-    atomic_fetch_add_explicit(&s->streamed, b->bytes, memory_order_relaxed);
+    remote_used(b->stream->t->remote, b->used);
+    b->used = 0;
+    atomic_fetch_add_explicit(&b->stream->streamed, b->bytes, memory_order_relaxed);
     return damaged;
 }
 
@@ -342,9 +468,11 @@ static void settle_block(struct block *b)
     pthread_mutex_lock(&s->lock);
     b->sent = false;
     pthread_mutex_unlock(&s->lock);
-    if (!came(b))
+    bool well = came(b);
+    size_t damaged = settle_records(b, well);
+    if (!well)
         atomic_fetch_add(&s->failures, 1);
-    else if (admit_block(b) && b->again++ < TIERS_READ_AGAIN && !stopped(s) && remote_damaged(s->t->remote) && send_block(b))
+    else if (damaged && b->again++ < TIERS_READ_AGAIN && !stopped(s) && remote_damaged(s->t->remote) && send_block(b))
         return;
     free_block(b, true);
 }
@@ -451,10 +579,12 @@ static bool fill_block(struct stream *s, uint32_t shard, uint64_t first, size_t 
     b->shard = shard;
     b->first = first;
     b->again = 0;
-    if (GROW(b->e, b->cap_e, b->n, NULL) || GROW(b->missing, b->cap_missing, b->n, NULL)) {
+    b->used = 0;
+    if (GROW(b->e, b->cap_e, b->n, NULL) || GROW(b->missing, b->cap_missing, b->n, NULL) || GROW(b->held, b->cap_held, b->n, NULL)) {
         free_block(b, false);
         return false;
     }
+    memset(b->held, 0, b->n * sizeof(*b->held));
     memcpy(b->e, s->window + from, b->n * sizeof(*b->e));
     b->stored = 0;
     for (size_t i = 0; i < b->n; i++)
@@ -549,6 +679,25 @@ static void end_settler(struct stream *s)
     pthread_join(s->settler, NULL);
 }
 
+/* What NVMe's write buffer had no room for while it came. Who closes waits for it as long as for that buffer. */
+static void pay_back(struct stream *s)
+{
+    uint64_t samples = MIN(store_manifest(s->t->store)->samples, (uint64_t)CACHE_ORDINAL_MAX + 1);
+    if (!atomic_load_explicit(&s->owes, memory_order_relaxed))
+        return;
+    for (uint64_t first = 0, n; first < samples; first += n) {
+        pthread_mutex_lock(&s->lock);
+        bool late = s->stop && now_ns() > s->stop_ns + CLOSE_NS;
+        pthread_mutex_unlock(&s->lock);
+        if (late)
+            return;
+        n = MIN(samples - first, (uint64_t)LOOK);
+        for (uint64_t i = 0; i < n; i++)
+            s->ordinals[i] = first + i;
+        stack_copy(s->b, s->ordinals, n);
+    }
+}
+
 static void *walker_main(void *arg)
 {
     struct stream *s = arg;
@@ -562,6 +711,7 @@ static void *walker_main(void *arg)
             go_on = stream_shard(s, shard, true);
     go_on = drain(s) && go_on;
     end_settler(s);
+    pay_back(s);
     for (unsigned d = 0; go_on && d < s->b->n_nvme; d++)
         nvme_flush_until(s->b->nvme[d], now_ns() + COMING_NS);
     atomic_store_explicit(&s->over, true, memory_order_release);
@@ -614,6 +764,8 @@ static void stream_free(struct stream *s)
         if (s->blocks[i]) {
             free(s->blocks[i]->e);
             free(s->blocks[i]->missing);
+            free(s->blocks[i]->held);
+            free(s->blocks[i]->carry);
             free(s->blocks[i]->memory);
             free(s->blocks[i]);
         }
@@ -623,6 +775,7 @@ static void stream_free(struct stream *s)
     free(s->open);
     free((void *)s->over_ns);
     pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->wants_lock);
     pthread_cond_destroy(&s->came);
     pthread_cond_destroy(&s->freed);
     free(s);
@@ -634,6 +787,7 @@ static struct stream *stream_new(struct tiers *t)
     if (!s)
         return NULL;
     pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->wants_lock, NULL);
     pthread_cond_init(&s->came, NULL);
     pthread_cond_init(&s->freed, NULL);
     s->t = t;
@@ -714,6 +868,7 @@ void tiers_stream_stop(struct tiers *t)
         return;
     pthread_mutex_lock(&s->lock);
     s->stop = true;
+    s->stop_ns = now_ns();
     pthread_cond_signal(&s->freed);
     pthread_mutex_unlock(&s->lock);
     dram_wake(&s->waker);

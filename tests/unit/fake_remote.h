@@ -60,6 +60,32 @@ static void fake_read(struct remote *r, struct remote_request *q)
         close(fd);
 }
 
+/* A request that takes its bytes as they come gets them in pieces, some more than once, as tries that are repeated do. */
+static void fake_answer(struct remote *r, struct remote_request *q, unsigned nth)
+{
+    uint64_t seed = r->seed + nth;
+    AUTO_FREE uint8_t *bytes = q->sink ? malloc(q->len + 1) : NULL;
+    if (q->sink)
+        q->buf = bytes;
+    fake_read(r, q);
+    int rc = q->rc;
+    if (r->hook)
+        r->hook(r->user, q, nth);
+    for (unsigned tries = rc || !q->sink ? 0 : 1 + (unsigned)rng_below(&seed, 2); tries > 0; tries--) {
+        bool last = tries == 1 && q->rc == LARDER_OK; /* one that failed broke off somewhere */
+        size_t end = last ? q->len : (size_t)rng_below(&seed, q->len);
+        for (size_t at = 0, part; at < end; at += part) {
+            part = MIN((size_t)rng_below(&seed, 16 * KIB) + 1, end - at);
+            rc = q->rc;
+            q->rc = LARDER_OK;
+            q->sink(q, at, bytes + at, part);
+            q->rc = rc;
+        }
+    }
+    if (q->sink)
+        q->buf = NULL;
+}
+
 static void *fake_main(void *arg)
 {
     struct remote *r = arg;
@@ -83,9 +109,7 @@ static void *fake_main(void *arg)
         if (canceled) {
             err_set(&q->error, LARDER_ECANCELED, "cancelled");
         } else {
-            fake_read(r, q);
-            if (r->hook)
-                r->hook(r->user, q, nth);
+            fake_answer(r, q, nth);
         }
         pthread_mutex_lock(&r->lock);
         r->canceled += canceled;
