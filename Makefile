@@ -54,7 +54,7 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 # "command=package" is satisfied by the command, a bare name by the Debian package.
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libsndfile1-dev libsoxr-dev
-DEB_CHECK := python3 python3-pil clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
+DEB_CHECK := python3 python3-pil python3-soundfile clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
 	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 python3-swift curl openssl
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat libjpeg libpng libwebp sndfile soxr
 
@@ -154,7 +154,7 @@ $(STAND_IN): tests/unit/cuda_stand_in.c $(FLAGS)
 	$(Q)$(CC) -std=gnu11 $(WARN) -D_GNU_SOURCE -O1 -g -fPIC -pthread -shared -Wl,-soname,libcuda.so.1 -o $@ $<
 
 -include $(LIB_OBJS:.o=.d) $(TOOL_OBJS:.o=.d) $(patsubst %,%.d,$(UNIT) $(MODEL) $(FAULT) $(CRASH) $(BUCKET) $(EXAMPLES) $(FUZZ)) \
-	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d $(BUILD)/tests/data/pixels.d
+	$(BENCH_SRCS:%.c=$(BUILD)/%.d) $(BUILD)/tests/data/mkjpegs.d $(BUILD)/tests/data/pixels.d $(BUILD)/tests/data/sounds.d
 
 # ---- tests
 
@@ -177,7 +177,7 @@ fault: $(FAULT) tools
 	@$(RUN) fault $(FAULT) $(wildcard tests/fault/test_*.sh)
 crash: $(CRASH) tools
 	@$(RUN) crash $(CRASH) $(wildcard tests/crash/*.sh tests/crash/test_*.py)
-e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs $(BUILD)/tests/data/pixels
+e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs $(BUILD)/tests/data/pixels $(BUILD)/tests/data/sounds
 	@$(RUN) e2e $(wildcard tests/e2e/test_*.sh tests/e2e/test_*.py)
 bucket: all $(BUCKET) $(BUILD)/tests/data/mkjpegs
 	@$(subst tests/run.sh,tests/bucket/run.sh,$(RUN)) $(BUCKET) $(wildcard tests/bucket/test_*.sh tests/bucket/test_*.py)
