@@ -497,7 +497,7 @@ struct larder_audio {
     const char *dtype;           /* "float32" (NULL, -1 to 1), "int16" */
 };
 
-/* What a caller's function gets. Values are borrowed during the call. */
+/* What a caller's function gets. Values are borrowed during the call, and lie at any address: not aligned for their types. */
 struct larder_prep_in {
     uint64_t ordinal, epoch, position; /* position: in the epoch's order, over all ranks */
     uint64_t random;                   /* a function of (seed, epoch, position): the same with any threads, tiers and world */
@@ -520,7 +520,8 @@ struct larder_output {
     const char *dtype;        /* MASK: "uint8" (NULL), "uint16"; USER: of the result */
     uint32_t ndim;            /* USER */
     const int64_t *shape;     /* USER: [ndim], of one sample */
-    uint64_t pad_to;          /* PADDED: the axis is this long, and what is longer is cut off; 0: as the longest of the batch */
+    uint64_t pad_to;          /* PADDED: the axis is this long, and what is longer is cut off; 0: as the longest of the batch, for which
+                               * staging keeps room for n times the largest record: better given where other fields are large */
     larder_prep_fn *fn;
     void *user;
 };

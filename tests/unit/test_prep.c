@@ -4,10 +4,10 @@
 #include "tests/unit/test.h"
 
 #include <math.h>
-#include <png.h>
 #include <pthread.h>
 
 #include "tests/unit/images.h"
+#include "tests/unit/png_file.h"
 #include "tests/unit/prep_batch.h"
 
 #define ARRAY(t, i, type) ((const type *)(t)->b.arrays[i].data)
@@ -210,17 +210,6 @@ TEST(padded_in_several_dimensions)
 
 /* ---- images ---- */
 
-static uint8_t *png(const uint8_t *pixels, uint32_t w, uint32_t h, unsigned channels, size_t *len)
-{
-    png_image im = {.version = PNG_IMAGE_VERSION, .width = w, .height = h, .format = channels == 1 ? PNG_FORMAT_GRAY : PNG_FORMAT_RGB};
-    png_alloc_size_t n = 0;
-    REQUIRE(png_image_write_to_memory(&im, NULL, &n, 0, pixels, 0, NULL));
-    uint8_t *out = malloc(n);
-    REQUIRE(png_image_write_to_memory(&im, out, &n, 0, pixels, 0, NULL));
-    *len = n;
-    return out;
-}
-
 static const struct larder_field picture_fields[] = {{"image", LARDER_IMAGE, NULL, 0, NULL}, {"mask", LARDER_IMAGE, NULL, 0, NULL}};
 
 /* An output of images is what the codec makes of the geometry that transform.c finds. */
@@ -308,7 +297,7 @@ TEST(images_decoded_before)
         half[i] = (uint8_t)((p[0] + p[3] + p[W * 3] + p[W * 3 + 3] + 2) / 4);
     }
     size_t len, mask_len;
-    AUTO_FREE uint8_t *file = png(rgb, W, H, 3, &len), *mask_file = png(rgb, W, H, 1, &mask_len);
+    AUTO_FREE uint8_t *file = make_png(rgb, W, H, 3, &len), *mask_file = make_png(rgb, W, H, 1, &mask_len);
     struct larder_value v[4][2];
     o[0].image = (struct larder_image){.width = SIDE, .flip = 0.5};
     o[1].follows = o[2].follows = "image";
@@ -367,7 +356,7 @@ TEST(mask_boxes_and_geometry_follow)
             grey[y * W + x] = p[2];
         }
     size_t rgb_len, grey_len;
-    AUTO_FREE uint8_t *image_file = png(rgb, W, H, 3, &rgb_len), *mask_file = png(grey, W, H, 1, &grey_len);
+    AUTO_FREE uint8_t *image_file = make_png(rgb, W, H, 3, &rgb_len), *mask_file = make_png(grey, W, H, 1, &grey_len);
     int16_t boxes[3][4] = {{0, 0, W, H}, {10, 20, 40, 30}, {80, 60, 89, 69}};
     struct larder_value v[N][3];
     for (uint32_t i = 0; i < N; i++) {
@@ -429,7 +418,7 @@ TEST(mask_boxes_and_geometry_follow)
     CHECK_STR(err.message, "field boxes: 7 bytes, which are not boxes of 4 int16");
     v[1][2].len = 8;
     size_t small_len;
-    AUTO_FREE uint8_t *small = png(grey, W, H - 1, 1, &small_len);
+    AUTO_FREE uint8_t *small = make_png(grey, W, H - 1, 1, &small_len);
     v[0][1] = (struct larder_value){small, small_len};
     CHECK_ERR(prep_batch_run(&t, N, v[0], &err), LARDER_ECORRUPT, &err);
     CHECK_STR(err.message, "field mask: a mask of 90 x 69 of an image of 90 x 70");
@@ -444,7 +433,7 @@ TEST(boxes_of_every_dtype)
     static const double want[2][4] = {{1, 2, 30, 40}, {0, 8, 16, 64}};
     AUTO_FREE uint8_t *pixels = make_pixels(64, 64, 3, 1);
     size_t len;
-    AUTO_FREE uint8_t *file = png(pixels, 64, 64, 3, &len);
+    AUTO_FREE uint8_t *file = make_png(pixels, 64, 64, 3, &len);
     for (size_t k = 0; k < ARRAY_LEN(dtypes); k++) {
         struct larder_field fields[] = {{"image", LARDER_IMAGE, NULL, 0, NULL}, {"boxes", LARDER_NDARRAY, dtypes[k], 2, shape}};
         struct larder_output o[] = {output("image", LARDER_PREP_IMAGE), output("boxes", LARDER_PREP_BOXES)};
