@@ -23,7 +23,7 @@
  * A cork keeps the fetches from both, so that those of a whole window are there when the GETs are made. With reads in both the queue sleeps on
  * both descriptors.
  *
- * Threads: one at a time; tiers_queue_cancel from any.
+ * Threads: one at a time; tiers_queue_wake and tiers_queue_cancel from any.
  */
 #include <errno.h>
 #include <poll.h>
@@ -57,7 +57,8 @@ struct tiers_queue {
     bool closing, corked;
     struct fetch_list waiting, settling, others, done;
     struct tiers_stats stats;
-    struct waker waker;        /* tiers_queue_cancel, of any thread */
+    struct waker waker;        /* tiers_queue_wake and tiers_queue_cancel, of any thread; */
+    atomic_bool cancelled;     /* then it stays woken */
 };
 
 static void list_push(struct fetch_list *l, struct tiers_fetch *f)
@@ -396,6 +397,14 @@ static void drive(struct tiers_queue *q)
     fill(q);
 }
 
+/* Who waited has been woken. A cancel that comes meanwhile is not lost. */
+static void woken(struct tiers_queue *q)
+{
+    atomic_store(&q->waker.woken, false);
+    if (atomic_load(&q->cancelled))
+        atomic_store(&q->waker.woken, true);
+}
+
 int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, void **tag, struct larder_error *err)
 {
     *f = NULL, *tag = NULL;
@@ -411,6 +420,8 @@ int tiers_queue_next(struct tiers_queue *q, bool wait, struct tiers_fetch **f, v
             stack_wait(q->others.head, &q->waker);
         drive(q);
     }
+    if (wait && atomic_load(&q->waker.woken))
+        woken(q);
     flush(q);
     return q->done.head ? hand_over(q, f, tag, err) : LARDER_END;
 }
@@ -425,6 +436,12 @@ void tiers_queue_cork(struct tiers_queue *q, bool corked)
 }
 
 void tiers_queue_cancel(struct tiers_queue *q)
+{
+    atomic_store(&q->cancelled, true);
+    tiers_queue_wake(q);
+}
+
+void tiers_queue_wake(struct tiers_queue *q)
 {
     dram_wake(&q->waker);
     if (q->gets && q->gets->ops->wake)

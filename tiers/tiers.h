@@ -111,6 +111,9 @@ int tiers_queue_open(struct tiers *t, unsigned depth, struct tiers_queue **q, st
 void tiers_queue_close(struct tiers_queue *q); /* waits for reads in flight, so that their memory may be freed */
 /* Any thread: the queue is to be closed. It waits for other processes no more: its tiers_queue_next returns what is done or END. */
 void tiers_queue_cancel(struct tiers_queue *q);
+/* Any thread, and the queue goes on: a tiers_queue_next that waits, or the next one that would, returns soon, perhaps with END. Where it waits
+ * for a local disk, that is when a read ends. */
+void tiers_queue_wake(struct tiers_queue *q);
 /* A remote origin: what is started is not read before the cork is off, so that neighbours travel in one GET over many fetches. */
 void tiers_queue_cork(struct tiers_queue *q, bool corked);
 struct tiers_stats tiers_queue_stats(const struct tiers_queue *q);
