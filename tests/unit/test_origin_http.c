@@ -305,6 +305,51 @@ TEST(a_waiting_queue_can_be_cancelled)
     files_release(&f);
 }
 
+/* Woken, once and from another thread: what it waits for goes on. */
+static void *wake_later(void *q)
+{
+    usleep(20000);
+    tiers_queue_wake(q);
+    return NULL;
+}
+
+TEST(a_waiting_queue_can_be_woken)
+{
+    struct files f = objects_make(1, 1 << 20, 7);
+    struct remote *r = fake_start(f.dir, 9);
+    struct tiers_queue *q;
+    struct larder_error err;
+    struct batch b = {.n = 1, .e = {{.shard = 0, .offset = 5, .stored_len = 1000}}};
+    struct tiers_fetch *done;
+    pthread_t thread;
+    void *tag;
+    struct tiers *t = open_objects(r, &f, 8);
+    REQUIRE_OK(tiers_queue_open(t, 0, &q, &err), &err);
+    fake_hold(r, true);
+    batch_plan(t, &b);
+    REQUIRE_OK(tiers_fetch_start(q, b.f, b.memory, NULL, &err), &err);
+    tiers_queue_wake(q); /* before it waits */
+    CHECK_EQ(tiers_queue_next(q, true, &done, &tag, &err), LARDER_END);
+    REQUIRE_EQ(pthread_create(&thread, NULL, wake_later, q), 0);
+    CHECK_EQ(tiers_queue_next(q, true, &done, &tag, &err), LARDER_END);
+    pthread_join(thread, NULL);
+    fake_hold(r, false);
+    CHECK_OK(tiers_queue_next(q, true, &done, &tag, &err), &err);
+    CHECK(files_match(&f, b.f, b.e, b.n));
+    batch_plan(t, &b);
+    REQUIRE_OK(tiers_fetch_start(q, b.f, b.memory, NULL, &err), &err);
+    tiers_queue_cancel(q); /* that stays */
+    tiers_queue_wake(q);
+    while (tiers_queue_next(q, true, &done, &tag, &err) == LARDER_OK)
+        ;
+    CHECK_EQ(tiers_queue_next(q, true, &done, &tag, &err), LARDER_END);
+    tiers_queue_close(q);
+    batch_release(&b);
+    tiers_close(t);
+    fake_stop(r);
+    files_release(&f);
+}
+
 /* ---- the stack above ---- */
 
 static const struct dataset_spec plain = {600, 100, 1000, 3000, 50, LARDER_COMPRESS_NONE};
