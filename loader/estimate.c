@@ -71,18 +71,19 @@ bool order_is_full(const struct order *o, uint64_t samples)
     return o->shuffle == LARDER_SHUFFLE_FULL && !o->list && !o->subset && !o->alias && order_length(o) == samples;
 }
 
-void estimate_epoch(struct larder_dataset *ds, const struct order *o, const struct slicing *s, struct larder_loader_estimate *e)
+/* Of one dataset: n of its samples are this rank's in an epoch, in batches of `batch`. Adds to e. */
+static void estimate_one(struct larder_dataset *ds, const struct order *o, double n, double batch, bool full, struct larder_loader_estimate *e)
 {
     struct tiers_remote_rules r;
-    struct estimate_in in = {.samples = ds->manifest->samples, .own = ceil((double)order_length(o) / s->world), .batch = s->batch_size,
-                             .shards = ds->manifest->n_shards, .in_order = o->shuffle == LARDER_SHUFFLE_NONE && !o->list && !o->alias};
-    double bytes;
+    struct estimate_in in = {.samples = ds->manifest->samples, .own = ceil(n), .batch = batch, .shards = ds->manifest->n_shards,
+                             .in_order = o->shuffle == LARDER_SHUFFLE_NONE && !o->list && !o->alias};
+    double bytes, gets;
 
-    e->samples = (uint64_t)in.own;
-    if (e->samples == 0)
+    e->samples += (uint64_t)in.own;
+    if (in.own < 1)
         return;
     in.cached = share_cached(ds);
-    e->samples_cached = (uint64_t)(in.cached * in.own + 0.5);
+    e->samples_cached += (uint64_t)(in.cached * in.own + 0.5);
     if (!tiers_remote_rules(ds->tiers, &r))
         return;
     for (size_t i = 0; i < ds->manifest->n_shards; i++)
@@ -90,8 +91,25 @@ void estimate_epoch(struct larder_dataset *ds, const struct order *o, const stru
     in.gap = r.gap_bytes;
     in.get_bytes = r.get_bytes;
     in.over_read = r.over_read_share;
-    in.streams = order_is_full(o, ds->manifest->samples) && tiers_streams(ds->tiers);
-    e->gets = (uint64_t)(estimate_gets(&in, &bytes) + 0.5);
-    e->bytes = (uint64_t)(bytes + 0.5);
-    e->dollars = e->gets / 1000.0 * r.price_get + e->bytes / 1e9 * r.price_gb;
+    in.streams = full && tiers_streams(ds->tiers);
+    gets = floor(estimate_gets(&in, &bytes) + 0.5);
+    e->gets += (uint64_t)gets;
+    e->bytes += (uint64_t)(bytes + 0.5);
+    e->dollars += gets / 1000.0 * r.price_get + bytes / 1e9 * r.price_gb;
+}
+
+void estimate_epoch(const struct recipe *r, struct larder_loader_estimate *e)
+{
+    const struct slicing *s = &r->plan.slicing;
+    const struct order *o = &r->plan.order;
+
+    if (!r->mix) {
+        estimate_one(r->source[0].ds, o, (double)order_length(o) / s->world, s->batch_size, order_is_full(o, r->source[0].ds->manifest->samples), e);
+        return;
+    }
+    for (uint32_t i = 0; i < r->n; i++) {
+        const struct mix_source *m = &r->mix->source[i];
+        double share = (double)m->each / (double)MAX(r->mix->length, (uint64_t)1);
+        estimate_one(r->source[i].ds, &m->order, (double)m->each / s->world, MAX(s->batch_size * share, 1.0), false, e);
+    }
 }

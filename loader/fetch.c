@@ -35,7 +35,7 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     s->cost.bytes = 0;
     s->raw_bytes = s->raw_max = 0;
     for (uint32_t i = 0; i < n; i++) {
-        const struct extent *e = tiers_fetch_extent(s->fetch, i);
+        const struct extent *e = feed_batch_extent(s->reads, i);
         scratch += round_up(store_decode_scratch(e), 16);
         s->raw_bytes += e->raw_len;
         s->raw_max = MAX(s->raw_max, (uint64_t)e->raw_len);
@@ -47,7 +47,8 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     s->passing.len = st->o.prep ? round_up(at, STORE_PAGE) : 0;
     s->ordinals_at = st->o.prep ? 0 : at;
     s->positions_at = s->ordinals_at + n * sizeof(uint64_t);
-    at = s->positions_at + (st->positions ? n * sizeof(uint64_t) : 0);
+    s->sources_at = s->positions_at + (st->positions ? n * sizeof(uint64_t) : 0);
+    at = s->sources_at + (st->sources ? n * sizeof(uint32_t) : 0);
     s->arrays_at = round_up(at, 64);
     if (st->o.prep)
         at = s->arrays_at + prep_bytes(st->o.prep, s->batch.n, s->raw_bytes, s->raw_max);
@@ -78,15 +79,15 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
     uint64_t from = epoch_from(st, b->epoch);
     struct slice slice = slicing_batch(&st->o.plan.slicing, from, batch_plan_length(&st->o.plan), b->number);
     b->n = slice.n;
-    fixed = (size_t)b->n * ((st->positions ? 2 : 1) * sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
+    fixed = (size_t)b->n * ((1u + !!st->positions + !!st->sources) * sizeof(uint64_t) + st->n_fields * sizeof(struct larder_value));
     if (fixed > st->o.staging_bytes)
         return too_small(st, s, fixed, err);
-    rc = batch_plan_fill(&st->o.plan, b->epoch, from, b->number, &slice, st->ordinals, NULL, st->positions, err);
+    rc = batch_plan_fill(&st->o.plan, b->epoch, from, b->number, &slice, st->ordinals, st->sources, st->positions, err);
     if (rc)
         return rc;
     b->position = slice.position;
     b->valid = slice.valid;
-    rc = tiers_fetch_plan(s->fetch, st->ordinals, b->n, &bytes, err);
+    rc = feed_batch_plan(s->reads, st->ordinals, st->sources, b->n, &bytes, err);
     if (rc)
         return rc;
     lay_out(st, s, bytes);
@@ -108,12 +109,12 @@ static void register_region(struct stage *st, const struct slot *s)
     size_t each = st->o.prep ? s->passing.len : s->lasting.len, len = MIN(st->o.staging_bytes, REGISTER_MAX);
 
     st->registered = true;
-    if (!tiers_direct(st->o.tiers) || st->streams) /* registering touches all of it, and what streams needs little of it read */
+    if (!feed_only(st->feed) || !tiers_direct(st->o.tiers) || st->streams) /* registering touches all of it, and what streams needs little of it */
         return;
     if (each < len / st->slots_max)
         len = round_up(each + each / 8, STORE_PAGE) * st->slots_max;
     len = MIN(len, st->o.staging_bytes);
-    tiers_queue_register(st->queue, st->region + (st->o.prep ? st->o.staging_bytes - len : 0), len);
+    tiers_queue_register(feed_only(st->feed), st->region + (st->o.prep ? st->o.staging_bytes - len : 0), len);
 }
 
 /* With the first batch it is known how much a window of bytes is: half of what the region and the slots hold beside two batches that the
@@ -139,13 +140,15 @@ static void lay_down(struct stage *st, struct slot *s)
     s->scratches = s->values_at > s->scratches_at ? (uint64_t *)(void *)(memory + s->scratches_at) : NULL;
     for (uint32_t i = 0; s->scratches && i < s->batch.n; i++) {
         s->scratches[i] = at;
-        at += round_up(store_decode_scratch(tiers_fetch_extent(s->fetch, i)), 16);
+        at += round_up(store_decode_scratch(feed_batch_extent(s->reads, i)), 16);
     }
     s->values = (struct larder_value *)(void *)(memory + s->values_at);
     memcpy(lasting + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
     s->batch.ordinals = (uint64_t *)(void *)(lasting + s->ordinals_at);
     if (st->positions)
         s->batch.positions = memcpy(lasting + s->positions_at, st->positions, s->batch.n * sizeof(uint64_t));
+    if (st->sources)
+        s->batch.sources = memcpy(lasting + s->sources_at, st->sources, s->batch.n * sizeof(uint32_t));
     s->batch.values = st->o.prep ? NULL : s->values;
     if (st->o.prep)
         prep_begin(st->o.prep, &s->prep, s->batch.n, s->raw_bytes, s->raw_max, st->o.plan.order.seed, s->batch.epoch, lasting + s->arrays_at);
@@ -182,11 +185,9 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
     s->start_ns = st->o.trace ? now_ns() : 0;
     if (!st->registered)
         register_region(st, s);
-    rc = tiers_fetch_start(st->queue, s->fetch, records_of(st, s), s, err);
+    rc = feed_start(st->feed, s->reads, records_of(st, s), s, err);
     if (rc)
         fail(st, s->seq, err);
-    else
-        st->in_flight++;
     return rc;
 }
 
@@ -195,18 +196,24 @@ static bool planned_all(const struct stage *st)
     return st->batches == 0 || (st->o.epochs && st->plan_epoch - st->o.epoch >= st->o.epochs);
 }
 
+static struct tiers *tiers_of(const struct stage *st, uint32_t i) { return st->o.tiers_of ? st->o.tiers_of[i] : st->o.tiers; }
+
 /* An epoch that fills NVMe is over when what it admitted is written, and one that streams when all has come: so that the next one finds
  * it there. */
 static bool epoch_settled(struct stage *st)
 {
     if (st->plan_number != 0 || st->plan_epoch == st->o.epoch)
         return true;
-    if (st->in_flight)
-        return !(st->streams && tiers_stream_runs(st->o.tiers)) && !(tiers_has_nvme(st->o.tiers) && tiers_filling(st->o.tiers));
+    bool fills = false;
+    for (uint32_t i = 0; i < st->n_sources; i++)
+        fills |= tiers_has_nvme(tiers_of(st, i)) && tiers_filling(tiers_of(st, i));
+    if (feed_under_way(st->feed))
+        return !(st->streams && tiers_stream_runs(st->o.tiers)) && !fills;
     if (st->streams)
         tiers_stream_settle(st->o.tiers);
-    if (tiers_has_nvme(st->o.tiers))
-        tiers_settle(st->o.tiers);
+    for (uint32_t i = 0; i < st->n_sources; i++)
+        if (tiers_has_nvme(tiers_of(st, i)))
+            tiers_settle(tiers_of(st, i));
     return true;
 }
 
@@ -255,7 +262,7 @@ static bool start_next(struct stage *st)
 static void fetched(struct stage *st, struct slot *s)
 {
     s->fetched_ns = now_ns();
-    s->cost.io = tiers_fetch_counts(s->fetch);
+    s->cost.io = feed_batch_counts(s->reads);
     if (st->o.trace) {
         struct trace_batch b = stage_traced(s);
         trace_state(st->o.trace, "fetch", s->start_ns, s->fetched_ns, &b);
@@ -270,15 +277,12 @@ static void fetched(struct stage *st, struct slot *s)
 static void reap(struct stage *st, bool wait)
 {
     struct larder_error e = {0};
-    struct tiers_fetch *f;
     struct slot *s;
     void *tag;
     int rc;
 
-    for (; st->in_flight; wait = false) {
-        f = NULL;
-        tag = NULL;
-        rc = tiers_queue_next(st->queue, wait, &f, &tag, &e);
+    for (; feed_under_way(st->feed); wait = false) {
+        rc = feed_next(st->feed, wait, &tag, &e);
         if (rc == LARDER_END)
             return;
         s = tag;
@@ -286,7 +290,6 @@ static void reap(struct stage *st, bool wait)
             fail(st, 0, &e);
             return;
         }
-        st->in_flight--;
         if (rc)
             fail(st, s->seq, &e);
         else
@@ -337,9 +340,9 @@ static void run(struct stage *st)
     while (look(st, &failed)) {
         started = !failed && start_next(st);
         if (st->cork)
-            tiers_queue_cork(st->queue, started && st->plan_seq > 1); /* the very first batch does not wait for a window */
+            tiers_queue_cork(feed_only(st->feed), started && st->plan_seq > 1); /* the very first batch does not wait for a window */
         worked = st->n_threads == 0 && work_some(st);
-        if (st->in_flight)
+        if (feed_under_way(st->feed))
             reap(st, !started && !worked);
         else if (!started && !worked && ((!st->planned && planned_all(st)) || !wait_for_space(st)))
             return;
@@ -350,7 +353,7 @@ void *fetch_main(void *arg)
 {
     struct stage *st = arg;
     struct larder_error e = {0};
-    int rc = tiers_queue_open(st->o.tiers, st->o.queue_depth, &st->queue, &e);
+    int rc = feed_open(st->feed, st->o.queue_depth, &e);
 
     pthread_mutex_lock(&st->lock);
     st->opened = true;

@@ -128,25 +128,38 @@ static int state_take(struct larder_loader *ld, const struct larder_loader_optio
     return LARDER_OK;
 }
 
+/* Bytes of a sample, on average over an epoch: as stored where they have to be read, and unpacked. */
+static void sample_sizes(const struct larder_loader *ld, double *stored, double *raw)
+{
+    const struct recipe *r = &ld->recipe;
+
+    *stored = *raw = 0;
+    for (uint32_t k = 0; k < r->n; k++) {
+        const struct manifest *m = r->source[k].ds->manifest;
+        double share = r->mix ? (double)r->mix->source[k].each / (double)MAX(ld->length, (uint64_t)1) : 1, s = 0, u = 0;
+        for (size_t i = 0; i < m->n_shards; i++) {
+            u += (double)m->shards[i].raw_bytes;
+            s += (double)m->shards[i].stored_bytes;
+        }
+        *raw += share * u / (double)MAX(m->samples, (uint64_t)1);
+        *stored += tiers_has_dram(r->source[k].ds->tiers) ? 0 : share * s / (double)MAX(m->samples, (uint64_t)1);
+    }
+}
+
 /* A window of samples has to fit the staging buffer together with those that its threshold leaves there, as far as their sizes are known:
  * what DRAM has takes up nothing. */
 static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    const struct manifest *m = ld->recipe.source[0].ds->manifest;
-    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), raw = 0, stored = 0;
-    double sample, need;
+    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4);
+    double stored, raw, need;
 
-    if (!o->fetch_size || m->samples == 0)
+    if (!o->fetch_size || ld->length == 0)
         return LARDER_OK;
     most = MIN(most, ld->length * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
-    for (size_t i = 0; i < m->n_shards; i++) {
-        raw += m->shards[i].raw_bytes;
-        stored += m->shards[i].stored_bytes;
-    }
-    sample = 8 + m->schema.n * sizeof(struct larder_value) + (tiers_has_dram(ld->recipe.source[0].ds->tiers) ? 0 : (double)stored / (double)m->samples);
-    need = (double)most * sample;
+    sample_sizes(ld, &stored, &raw);
+    need = (double)most * (8 + ld->recipe.source[0].ds->manifest->schema.n * sizeof(struct larder_value) + stored);
     if (ld->prep && most <= UINT32_MAX) { /* the records make room when the arrays are there */
-        double arrays = (double)prep_bytes(ld->prep, (uint32_t)most, raw / m->samples * most, raw / m->samples);
+        double arrays = (double)prep_bytes(ld->prep, (uint32_t)most, (uint64_t)raw * most, (uint64_t)raw);
         need = MAX(need, arrays);
     }
     if (need > (double)o->staging_bytes)
@@ -157,9 +170,11 @@ static int window_check(const struct larder_loader *ld, const struct larder_load
 
 static unsigned threads_wanted(const struct larder_loader *ld, const struct larder_loader_options *o)
 {
-    if (o->threads)
-        return o->threads;
-    return (ld->prep && prep_is_heavy(ld->prep)) || ld->recipe.source[0].ds->manifest->compression != LARDER_COMPRESS_NONE ? cpu_count() : 0;
+    bool heavy = ld->prep && prep_is_heavy(ld->prep);
+
+    for (uint32_t i = 0; i < ld->recipe.n; i++)
+        heavy |= ld->recipe.source[i].ds->manifest->compression != LARDER_COMPRESS_NONE;
+    return o->threads ? o->threads : heavy ? cpu_count() : 0;
 }
 
 static void loader_free(struct larder_loader *ld)
@@ -170,19 +185,16 @@ static void loader_free(struct larder_loader *ld)
     free(ld);
 }
 
-int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_options *opts, struct larder_loader **out,
-                       struct larder_error *err)
+static int loader_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *opts,
+                       struct larder_loader **out, struct larder_error *err)
 {
     struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
-    struct larder_mix_source one = {.ds = ds};
     struct stage_options so = {0};
     struct larder_loader *ld;
-    int rc;
+    int rc = 0;
 
-    if (!out)
-        return err_set(err, LARDER_EINVAL, "larder_loader_open: ld is NULL");
-    *out = NULL;
-    rc = dataset_check(ds, err);
+    for (uint32_t i = 0; !rc && i < n; i++)
+        rc = dataset_check(sources[i].ds, err);
     if (rc == 0)
         rc = options_take(opts, &o, sizeof(o), "larder_loader_options", err);
     if (rc == 0)
@@ -196,10 +208,12 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     ld->epoch = o.epoch;
     ld->last_epoch = o.epoch + o.epochs;
     ld->endless = o.epochs == 0;
-    rc = recipe_open(&one, 1, false, 0, &o, &ld->recipe, err);
+    rc = recipe_open(sources, n, mix, exhausted, &o, &ld->recipe, err);
     ld->length = rc ? 0 : batch_plan_length(&ld->recipe.plan);
     if (!rc && o.outputs)
-        rc = prep_new(&ds->manifest->schema, o.outputs, o.n_outputs, &ld->prep, err);
+        rc = prep_new(&sources[0].ds->manifest->schema, o.outputs, o.n_outputs, &ld->prep, err);
+    if (!rc)
+        rc = recipe_join(&ld->recipe, o.outputs, o.n_outputs, err);
     if (!rc)
         rc = window_check(ld, &o, err);
     if (!rc)
@@ -211,8 +225,13 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     ld->batches = slicing_batches(&ld->recipe.plan.slicing, ld->position, ld->length);
     ld->stats.epoch = ld->epoch;
     ld->stats.order_bytes = ld->recipe.bytes;
-    so.store = ds->store;
-    so.tiers = ds->tiers;
+    so.store = ld->recipe.stores[0];
+    so.tiers = ld->recipe.tiers[0];
+    so.n_sources = n;
+    so.stores = ld->recipe.stores;
+    so.tiers_of = ld->recipe.tiers;
+    so.fields = (const uint32_t *const *)ld->recipe.fields;
+    so.fields_max = ld->recipe.fields_max;
     so.plan = ld->recipe.plan;
     so.epoch = ld->epoch;
     so.epochs = ld->endless ? 0 : MAX(ld->last_epoch - ld->epoch, (uint64_t)1);
@@ -229,7 +248,7 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     so.fetch_size = o.fetch_size;
     so.threshold = o.threshold;
     ld->first_epoch = ld->epoch;
-    estimate_epoch(ds, &ld->recipe.plan.order, &ld->recipe.plan.slicing, &ld->first);
+    estimate_epoch(&ld->recipe, &ld->first);
     if (o.trace)
         rc = trace_open(o.trace, &ld->trace, err);
     so.trace = ld->trace;
@@ -243,6 +262,49 @@ int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_opt
     pthread_cond_init(&ld->turned, NULL);
     *out = ld;
     return 0;
+}
+
+int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_options *opts, struct larder_loader **out,
+                       struct larder_error *err)
+{
+    struct larder_mix_source one = {.ds = ds};
+
+    if (!out)
+        return err_set(err, LARDER_EINVAL, "larder_loader_open: ld is NULL");
+    *out = NULL;
+    return loader_open(&one, 1, false, 0, opts, out, err);
+}
+
+/* The caller's sources, of a header as old as it may be. */
+static int sources_take(const struct larder_mix_source *from, size_t n, struct larder_mix_source *to, struct larder_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        int rc = options_take((const uint8_t *)from + i * from->struct_size, &to[i], sizeof(to[i]), "larder_mix_source", err);
+        if (rc)
+            return err_prefix(err, rc, "source %zu", i);
+    }
+    return LARDER_OK;
+}
+
+int larder_loader_open_mix(const struct larder_mix_source *sources, size_t n_sources, int exhausted, const struct larder_loader_options *opts,
+                           struct larder_loader **out, struct larder_error *err)
+{
+    AUTO_FREE struct larder_mix_source *copy = NULL;
+    int rc;
+
+    if (!out)
+        return err_set(err, LARDER_EINVAL, "larder_loader_open_mix: ld is NULL");
+    *out = NULL;
+    if (!sources || n_sources == 0 || n_sources > MIX_SOURCES_MAX)
+        return err_set(err, LARDER_EINVAL, "larder_loader_open_mix: %zu sources at %s: 1 to %u can be mixed", n_sources,
+                       sources ? "an array" : "NULL", MIX_SOURCES_MAX);
+    if (exhausted < LARDER_EXHAUSTED_REPEAT || exhausted > LARDER_EXHAUSTED_STOP)
+        return err_set(err, LARDER_EINVAL, "larder_loader_open_mix: exhausted: %d is no enum larder_exhausted", exhausted);
+    copy = calloc(n_sources, sizeof(*copy));
+    if (!copy)
+        return err_nomem(err, n_sources * sizeof(*copy), "a mix");
+    rc = sources_take(sources, n_sources, copy, err);
+    return rc ? rc : loader_open(copy, (uint32_t)n_sources, true, exhausted, opts, out, err);
 }
 
 void larder_loader_close(struct larder_loader *ld)
@@ -456,7 +518,7 @@ int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estima
     if (first)
         e = ld->first;
     else
-        estimate_epoch(ld->recipe.source[0].ds, &ld->recipe.plan.order, &ld->recipe.plan.slicing, &e);
+        estimate_epoch(&ld->recipe, &e);
     result_give(estimate, &e, sizeof(e));
     return 0;
 }

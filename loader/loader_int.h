@@ -164,11 +164,17 @@ struct recipe {
     uint64_t *ends;
     uint64_t digest;            /* of all that the order depends on */
     uint64_t bytes;             /* of memory that filters, splits, weights, lists and what is beside them take */
+    struct store **stores;      /* [n] */
+    struct tiers **tiers;
+    uint32_t **fields;          /* as in struct stage_options */
+    uint32_t fields_max;
 };
 /* o has its defaults; sources[n]: 1 when it is no mix. What r points to does not move with it. */
 int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, int exhausted, const struct larder_loader_options *o,
                 struct recipe *r, struct larder_error *err);
 void recipe_close(struct recipe *r, bool forked);
+/* Have the datasets of a mix one schema, or the fields that outputs name? Says in r->fields which these are. EINVAL */
+int recipe_join(struct recipe *r, const struct larder_output *outputs, size_t n_outputs, struct larder_error *err);
 /* The state at the beginning of epoch 0: release it. */
 int recipe_state(const struct recipe *r, struct state *s, struct larder_error *err);
 /* May an epoch go on from this position? EINVAL. */
@@ -183,7 +189,7 @@ struct estimate_in {
     bool in_order, streams;
 };
 double estimate_gets(const struct estimate_in *in, double *bytes); /* pure */
-void estimate_epoch(struct larder_dataset *ds, const struct order *o, const struct slicing *s, struct larder_loader_estimate *e);
+void estimate_epoch(const struct recipe *r, struct larder_loader_estimate *e);
 /* Does an epoch take all there is, in no order? Then it may be read in any. */
 bool order_is_full(const struct order *o, uint64_t samples);
 
@@ -269,6 +275,11 @@ struct stage_options {
     struct store *store;
     struct tiers *tiers;
     struct batch_plan plan;   /* what it points to outlives the stage, and is the fetch thread's */
+    uint32_t n_sources;       /* of a mix; 0: one dataset, the two above */
+    struct store *const *stores;   /* [n_sources], store and tiers being the first ones */
+    struct tiers *const *tiers_of;
+    const uint32_t *const *fields; /* [n_sources][fields of the first]: which field of its schema that is, UINT32_MAX: none. NULL: all are alike */
+    uint32_t fields_max;           /* of any schema; 0: fields is NULL */
     uint64_t epoch, epochs;   /* the first; how many, 0: without end */
     uint64_t position;        /* where the first one begins */
     uint32_t queue_depth;

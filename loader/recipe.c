@@ -225,9 +225,17 @@ int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, i
     r->source = calloc(n, sizeof(*r->source));
     if (!r->source)
         return err_nomem(err, n * sizeof(*r->source), "loader");
-    for (uint32_t i = 0; i < n; i++)
+    r->stores = calloc(n, sizeof(*r->stores));
+    r->tiers = calloc(n, sizeof(*r->tiers));
+    if (!r->stores || !r->tiers)
+        rc = err_nomem(err, n * sizeof(*r->stores), "loader");
+    for (uint32_t i = 0; !rc && i < n; i++) {
         r->source[i].ds = sources[i].ds;
-    rc = mix ? take_mix(r, sources, exhausted, o, &part, err) : take_one(r, o, &part, err);
+        r->stores[i] = sources[i].ds->store;
+        r->tiers[i] = sources[i].ds->tiers;
+    }
+    if (!rc)
+        rc = mix ? take_mix(r, sources, exhausted, o, &part, err) : take_one(r, o, &part, err);
     if (!rc)
         rc = take_slicing(r, o, err);
     r->plan.assign = o->assign;
@@ -246,6 +254,8 @@ int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, i
 void recipe_close(struct recipe *r, bool forked)
 {
     for (uint32_t i = 0; r->source && i < r->n; i++) {
+        if (r->fields)
+            free(r->fields[i]);
         if (!forked) /* the lock of the dataset may be held for ever there */
             split_put(r->source[i].ds, r->source[i].split);
         subset_free(r->source[i].subset);
@@ -255,8 +265,70 @@ void recipe_close(struct recipe *r, bool forked)
     batch_plan_release(&r->plan);
     mix_free(r->mix);
     free(r->ends);
+    free(r->stores);
+    free(r->tiers);
+    free(r->fields);
     free(r->source);
     *r = (struct recipe){.n = 0};
+}
+
+/* ---- schemas ---- */
+
+static bool same_field(const struct schema_field *a, const struct schema_field *b)
+{
+    struct schema x = {1, (struct schema_field *)a}, y = {1, (struct schema_field *)b};
+
+    return schema_equal(&x, &y);
+}
+
+/* Which field of theirs each of ours is; UINT32_MAX: none that is alike. */
+static uint32_t *match(const struct schema *ours, const struct schema *theirs)
+{
+    uint32_t *fields = malloc(MAX(ours->n, 1u) * sizeof(*fields));
+
+    for (uint32_t f = 0; fields && f < ours->n; f++) {
+        int found = schema_find(theirs, ours->fields[f].name);
+        fields[f] = found >= 0 && same_field(&ours->fields[f], &theirs->fields[found]) ? (uint32_t)found : UINT32_MAX;
+    }
+    return fields;
+}
+
+static int join_one(struct recipe *r, uint32_t i, const struct larder_output *outputs, size_t n_outputs, struct larder_error *err)
+{
+    const struct schema *ours = &r->source[0].ds->manifest->schema, *theirs = &r->source[i].ds->manifest->schema;
+
+    r->fields_max = MAX(r->fields_max, theirs->n);
+    r->fields[i] = match(ours, theirs);
+    if (!r->fields[i])
+        return err_nomem(err, ours->n * sizeof(**r->fields), "a mix");
+    for (size_t k = 0; k < n_outputs; k++) {
+        int f = outputs[k].field ? schema_find(ours, outputs[k].field) : -1;
+        if (f >= 0 && r->fields[i][f] == UINT32_MAX)
+            return err_set(err, LARDER_EINVAL, "source %u (%s): field '%s' of an output is not there, or not what it is in source 0 (%s)", i,
+                           r->source[i].ds->path, outputs[k].field, r->source[0].ds->path);
+    }
+    return LARDER_OK;
+}
+
+int recipe_join(struct recipe *r, const struct larder_output *outputs, size_t n_outputs, struct larder_error *err)
+{
+    const struct schema *ours = &r->source[0].ds->manifest->schema;
+    uint32_t other = 1;
+    int rc = LARDER_OK;
+
+    while (other < r->n && schema_equal(ours, &r->source[other].ds->manifest->schema))
+        other++;
+    if (other >= r->n)
+        return LARDER_OK;
+    if (!outputs)
+        return err_set(err, LARDER_EINVAL, "source %u (%s) has another schema than source 0 (%s): batches of both need outputs", other,
+                       r->source[other].ds->path, r->source[0].ds->path);
+    r->fields = calloc(r->n, sizeof(*r->fields));
+    if (!r->fields)
+        return err_nomem(err, r->n * sizeof(*r->fields), "a mix");
+    for (uint32_t i = 0; !rc && i < r->n; i++)
+        rc = join_one(r, i, outputs, n_outputs, err);
+    return rc;
 }
 
 /* ---- its state ---- */

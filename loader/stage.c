@@ -151,7 +151,7 @@ static void slot_free(struct slot *s)
 {
     if (!s)
         return;
-    tiers_fetch_free(s->fetch);
+    feed_batch_free(s->reads);
     free(s);
 }
 
@@ -162,14 +162,14 @@ static int slot_new(struct stage *st, struct slot **out, struct larder_error *er
 
     if (!s)
         return err_nomem(err, sizeof(*s), "batch");
-    rc = tiers_fetch_new(st->o.tiers, &s->fetch, err);
+    rc = feed_batch_new(st->feed, &s->reads, err);
     if (rc) {
         free(s);
         return rc;
     }
-    tiers_fetch_limit(s->fetch, st->o.staging_bytes / 4);
+    feed_batch_limit(s->reads, st->o.staging_bytes / 4);
     if (st->streams)
-        tiers_fetch_patient(s->fetch);
+        tiers_fetch_patient(feed_batch_only(s->reads));
     s->stage = st;
     s->batch.owner = s;
     s->batch.n_fields = st->o.prep ? 0 : st->n_fields;
@@ -216,6 +216,7 @@ static void stage_free(struct stage *st)
     free(st->live);
     free(st->ordinals);
     free(st->positions);
+    free(st->sources);
     free(st);
 }
 
@@ -259,12 +260,14 @@ static int allocate(struct stage *st, struct larder_error *err)
     size_t most = MIN(st->batch_n, st->o.staging_bytes / sizeof(uint64_t)) + 1;
     st->ordinals = calloc(most, sizeof(*st->ordinals));
     st->positions = st->o.plan.assign ? calloc(most, sizeof(*st->positions)) : NULL;
-    if (!st->slots || !st->by_seq || !st->live || !st->ordinals || (st->o.plan.assign && !st->positions))
+    st->sources = st->o.plan.mix ? calloc(most, sizeof(*st->sources)) : NULL;
+    if (!st->slots || !st->by_seq || !st->live || !st->ordinals || (st->o.plan.assign && !st->positions) || (st->o.plan.mix && !st->sources))
         return err_nomem(err, n * 4 * sizeof(void *) + st->batch_n * sizeof(uint64_t), "staging buffer");
     st->region = region_map(st->o.staging_bytes);
     if (!st->region)
         return err_nomem(err, st->o.staging_bytes, "staging buffer (staging_bytes)");
-    return work_open(st, err);
+    int rc = feed_new(st->o.tiers_of ? st->o.tiers_of : &st->o.tiers, st->o.stores ? st->o.stores : &st->o.store, st->n_sources, &st->feed, err);
+    return rc ? rc : work_open(st, err);
 }
 
 /* Are the records of a window so near each other that many travel in one GET? */
@@ -274,7 +277,7 @@ static bool is_dense(const struct stage *st)
     struct tiers_remote_rules r;
     double stored = 0, record;
 
-    if (!tiers_remote_rules(st->o.tiers, &r) || !order_is_full(&st->o.plan.order, m->samples) || m->samples == 0)
+    if (st->o.plan.mix || !tiers_remote_rules(st->o.tiers, &r) || !order_is_full(&st->o.plan.order, m->samples) || m->samples == 0)
         return false;
     for (size_t i = 0; i < m->n_shards; i++)
         stored += m->shards[i].stored_bytes;
@@ -306,16 +309,16 @@ static void halt(struct stage *st)
     pthread_cond_signal(&st->space);
     pthread_cond_broadcast(&st->some_work);
     pthread_mutex_unlock(&st->lock);
-    if (st->queue)
-        tiers_queue_cancel(st->queue); /* not to wait for what other processes fetch */
+    if (st->feed)
+        feed_cancel(st->feed); /* not to wait for what other processes fetch */
     if (st->fetching)
         pthread_join(st->thread, NULL);
     for (unsigned i = 0; i < st->n_threads; i++)
         pthread_join(st->workers[i].thread, NULL);
     st->fetching = false;
     st->n_threads = 0;
-    tiers_queue_close(st->queue);
-    st->queue = NULL;
+    if (st->feed)
+        feed_close(st->feed);
 }
 
 /* Where the epochs begin; nothing but held batches is left. No thread runs. */
@@ -328,7 +331,6 @@ static void reset(struct stage *st)
     st->plan_epoch = st->o.epoch + (st->first_batches == 0); /* it went on at the very end of one */
     st->plan_number = 0;
     st->planned = NULL;
-    st->in_flight = 0;
     st->registered = false;
     st->n_busy = 0;
     st->work = NULL;
@@ -406,6 +408,7 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     st->batch_n = (uint32_t)MIN((uint64_t)o->plan.slicing.batch_size,
                                  o->plan.slicing.last == LARDER_LAST_PAD ? UINT32_MAX : batch_plan_length(&o->plan));
     st->n_workers = o->threads;
+    st->n_sources = MAX(o->n_sources, 1u);
     st->pid = getpid();
     st->dense = is_dense(st);
     pthread_mutex_init(&st->lock, NULL);
@@ -417,9 +420,9 @@ int stage_open(const struct stage_options *o, struct stage **out, struct larder_
     pthread_cond_init(&st->some_work, NULL);
     rc = allocate(st, err);
     if (!rc) {
-        st->streams = order_is_full(&o->plan.order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
+        st->streams = !o->plan.mix && order_is_full(&o->plan.order, store_manifest(o->store)->samples) && tiers_stream_start(o->tiers);
         trace_names(st);
-        st->cork = o->fetch_size ? tiers_remote(o->tiers) : st->dense && !st->streams;
+        st->cork = o->fetch_size ? feed_only(st->feed) && tiers_remote(o->tiers) : st->dense && !st->streams;
         rc = begin(st, err);
     }
     if (rc)
@@ -450,6 +453,7 @@ void stage_close(struct stage *st)
     if (st->streams)
         tiers_stream_stop(st->o.tiers);
     work_close(st);
+    feed_free(st->feed);
     pthread_cond_destroy(&st->ready);
     pthread_cond_destroy(&st->space);
     pthread_cond_destroy(&st->some_work);
@@ -464,8 +468,11 @@ void stage_abandon(struct stage *st)
     if (!st)
         return;
     /* Fetches may have been in flight in the parent and decoders at work, so they are not freed, nor are the queue and what locks guard. */
-    for (i = 0; i < st->n_slots; i++)
+    for (i = 0; i < st->n_slots; i++) {
+        feed_batch_abandon(st->slots[i]->reads);
         free(st->slots[i]);
+    }
+    feed_abandon(st->feed);
     free(st->workers);
     stage_free(st);
 }
@@ -517,7 +524,10 @@ static void describe(struct stage *st, uint64_t ms, struct waiting *w)
     pthread_mutex_unlock(&st->lock);
     snprintf(w->what, sizeof(w->what), "rank %u waiting %s for batch %llu", st->o.plan.slicing.rank, duration(ms, since),
              (unsigned long long)number);
-    if (!tiers_state(st->o.tiers, state))
+    bool remote = tiers_state(st->o.tiers, state);
+    for (uint32_t i = 1; i < st->n_sources && !remote; i++)
+        remote = tiers_state(st->o.tiers_of[i], state);
+    if (!remote)
         snprintf(state, sizeof(state), "%u batches are being read or decoded", busy);
     if (st->o.timeout_ms)
         snprintf(w->why, sizeof(w->why), "%s; fails at %s (timeout=)", state, duration(st->o.timeout_ms, until));

@@ -9,6 +9,7 @@
 #ifndef LARDER_STAGE_INT_H
 #define LARDER_STAGE_INT_H
 
+#include "loader/feed.h"
 #include "loader/loader_int.h"
 #include "loader/prep_int.h"
 
@@ -21,11 +22,11 @@ struct slot {
     struct larder_batch batch;   /* batch.owner is the slot */
     struct stage *stage;
     enum slot_state state;       /* under stage->lock */
-    struct tiers_fetch *fetch;
+    struct feed_batch *reads;
     uint64_t seq;
     struct piece lasting, passing; /* until it is released; until its arrays are made. Without arrays the first holds all */
     /* In the passing one: records, scratch, where the scratch of each sample begins, values. In the lasting one: ordinals, positions, arrays. */
-    size_t scratch_at, scratches_at, values_at, ordinals_at, positions_at, arrays_at;
+    size_t scratch_at, scratches_at, values_at, ordinals_at, positions_at, sources_at, arrays_at;
     uint64_t raw_bytes, raw_max; /* of its records */
     uint64_t units;              /* what it counts in the window */
     struct larder_value *values;
@@ -48,6 +49,7 @@ struct worker {
     struct stage *stage;
     struct decoder *decoder;
     struct prep_worker *prep;    /* NULL: batches have values */
+    struct larder_value *values; /* of a record of another schema; NULL: all are of one */
     struct trace_batch batch;    /* at whose portions it has been without a break, since begin_ns; samples 0: at none */
     uint64_t begin_ns, end_ns;
     pthread_t thread;
@@ -57,6 +59,8 @@ struct stage {
     /* constant once open */
     struct stage_options o;      /* but where it begins: stage_seek */
     uint32_t n_fields, batch_n;  /* samples of a full batch, no more than there are */
+    uint32_t n_sources;
+    struct feed *feed;           /* open while the fetch thread runs, and its */
     uint8_t *region;
     unsigned slots_max;
     bool streams;                /* the tiers read ahead for us */
@@ -73,12 +77,11 @@ struct stage {
     pthread_t thread;
 
     /* the fetch thread's */
-    struct tiers_queue *queue;
     uint64_t *ordinals;          /* of the batch being planned, */
-    uint64_t *positions;         /* and where they stand; NULL: from the batch's position on */
+    uint64_t *positions;         /* where they stand; NULL: from the batch's position on, */
+    uint32_t *sources;           /* and of which dataset they are; NULL: there is one */
     uint64_t plan_epoch, plan_number;
     struct slot *planned;        /* waits for room */
-    size_t in_flight;
     bool registered;
 
     atomic_bool stop;            /* set with the lock held */

@@ -22,17 +22,24 @@
 
 /* ---- one sample ---- */
 
+/* The values of a record of another schema, as the first dataset has its fields. */
+static void remap(const struct stage *st, const uint32_t *fields, const struct larder_value *from, struct larder_value *to)
+{
+    for (uint32_t f = 0; f < st->n_fields; f++)
+        to[f] = fields[f] == UINT32_MAX ? (struct larder_value){NULL, 0} : from[fields[f]];
+}
+
 /* Its values: views of its bytes, which are checked first. */
 static int decode(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
 {
     struct stage *st = w->stage;
     struct larder_value *v = s->values + (size_t)i * st->n_fields;
-    const void *const *views = tiers_fetch_views(s->fetch);
+    const uint32_t *fields = st->o.fields ? st->o.fields[feed_batch_source(s->reads, i)] : NULL;
+    int rc = feed_batch_decode(s->reads, i, w->decoder, s->scratches ? s->scratch + s->scratches[i] : s->scratch, fields ? w->values : v, err);
 
-    if (views && store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + i, views + i, 1, v))
-        return LARDER_OK;
-    return store_decode(st->o.store, w->decoder, tiers_fetch_extent(s->fetch, i), tiers_fetch_record(s->fetch, i),
-                        s->scratches ? s->scratch + s->scratches[i] : s->scratch, v, err);
+    if (!rc && fields)
+        remap(st, fields, w->values, v);
+    return rc;
 }
 
 static int make(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
@@ -103,13 +110,12 @@ static void run(struct worker *w, struct portion *p)
 {
     struct stage *st = w->stage;
     struct slot *s = p->slot;
-    const void *const *views = tiers_fetch_views(s->fetch);
     uint32_t i = p->first, end = p->first + p->n;
 
     while (i < end && !atomic_load_explicit(&st->stop, memory_order_relaxed)) {
         size_t n = 0;
-        if (views && !w->prep) /* what a cache gave need only be placed: as many as come next */
-            n = store_decode_views(st->o.store, tiers_fetch_extents(s->fetch) + i, views + i, end - i, s->values + (size_t)i * st->n_fields);
+        if (!w->prep) /* what a cache gave need only be placed: as many as come next */
+            n = feed_batch_views(s->reads, i, end - i, s->values + (size_t)i * st->n_fields);
         if (n == 0 && make(w, s, i, &p->failure)) {
             p->failed_at = i;
             return;
@@ -282,6 +288,8 @@ int work_open(struct stage *st, struct larder_error *err)
         rc = decoder_new(&st->workers[i].decoder, err);
         if (!rc && st->o.prep)
             rc = prep_worker_new(st->o.prep, &st->workers[i].prep, err);
+        if (!rc && st->o.fields_max && !(st->workers[i].values = calloc(st->o.fields_max, sizeof(*st->workers[i].values))))
+            rc = err_nomem(err, st->o.fields_max * sizeof(struct larder_value), "decode threads");
     }
     return rc;
 }
@@ -291,6 +299,7 @@ void work_close(struct stage *st)
     for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++) {
         decoder_free(st->workers[i].decoder);
         prep_worker_free(st->workers[i].prep);
+        free(st->workers[i].values);
     }
     free(st->workers);
     st->workers = NULL;
