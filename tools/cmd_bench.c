@@ -2,13 +2,10 @@
 /*
  * cmd_bench.c - larder bench DATASET: runs the real loader and reports each epoch.
  *
- * order_hash chains the ordinals in the order of delivery, so it does not depend on the batch size; data_hash
- * adds up, mod 2^64, a hash of (ordinal, delivered bytes) of each sample, so it does not depend on the order
- * and finds a sample that is wrong, lost or delivered twice. --compute-ms stands for the accelerator: each
- * batch is held until an absolute deadline so many milliseconds after it came, and the hashing is done within
- * that time.
+ * What was delivered is hashed (digest.c). --compute-ms stands for the accelerator: each batch is held until an absolute deadline so many
+ * milliseconds after it came, and the hashing is done within that time. With --state a run that is told to stop, or that has had its
+ * --batches, leaves a file with which the next one goes on; else whoever stops a bench wants it to end at once.
  */
-#include <endian.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,21 +14,47 @@
 
 #include "tools/tools.h"
 
-enum { EPOCHS, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, WORLD, RANK, LAST, IMAGE, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME,
-       REPLACEMENT, NO_PIN, CUDA, METRICS, JSON };
+#define BAD_SHOWN 5
+
+enum { EPOCHS, BATCHES, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, SPLIT, SPLIT_SEED, FILTER, WEIGHTS, ORDER, WORLD, RANK, LAST,
+       IMAGE, FLIP, VIEWS, RESAMPLE, EXACT, EXIF, DTYPE, LAYOUT, NORMALIZE, THREADS, BAD, MAX_BAD, DECODED, DECODED_SIDE, DECODED_COMPRESS,
+       FETCH_SIZE, THRESHOLD, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME, REPLACEMENT, NO_PIN, CUDA, STATE, TRACE,
+       METRICS, JSON };
 
 const struct option_spec bench_options[] = {
     [EPOCHS] = {"epochs", 0, "E", "1", "how many"},
+    [BATCHES] = {"batches", 0, "N", NULL, "stop after so many batches"},
     [BATCH_SIZE] = {"batch-size", 0, "B", "256", "samples a batch"},
     [SEED] = {"seed", 0, "S", "0", "of the order"},
     [SHUFFLE] = {"shuffle", 0, "full|block|none", "full", "a new permutation each epoch, one of blocks, or ordinals in turn"},
     [BLOCK] = {"block", 0, "N", "1024", "samples a block of --shuffle block"},
     [WINDOW] = {"window", 0, "N", "16", "blocks that are shuffled together"},
     [EPOCH_SIZE] = {"epoch-size", 0, "N", NULL, "samples an epoch; epochs then walk on through the permutations"},
+    [SPLIT] = {"split", 0, "BEGIN:END", NULL, "only samples whose hashed keys fall into this part of 0:1, such as 0:0.9"},
+    [SPLIT_SEED] = {"split-seed", 0, "S", "0", "of those hashes"},
+    [FILTER] = {"filter", 0, "FILE", NULL, "only samples named there, a KEY or @ORDINAL a line"},
+    [WEIGHTS] = {"weights", 0, "FILE", NULL, "draw samples by weight, a number a line for each"},
+    [ORDER] = {"order", 0, "FILE", NULL, "samples as they are named there, before the shuffle"},
     [WORLD] = {"world", 0, "W", "1", "ranks that share each epoch; --batch-size is of one"},
     [RANK] = {"rank", 0, "R", "0", "which of them this is"},
     [LAST] = {"last", 0, "auto|short|drop|pad", "auto", "what becomes of the samples behind the last whole batch"},
-    [IMAGE] = {"image", 0, "raw", "raw", "deliver images as stored; this version has no other way"},
+    [IMAGE] = {"image", 0, "WAY", "raw", "raw: as stored; rrc:224, center:224, full:224x160: decoded, cropped, scaled"},
+    [FLIP] = {"flip", 0, "P", "0", "probability that left and right change places"},
+    [VIEWS] = {"views", 0, "N", "1", "arrays of one decode, each with its own crop"},
+    [RESAMPLE] = {"resample", 0, "FILTER", "bilinear", "how images are scaled: bilinear, bicubic or nearest"},
+    [EXACT] = {"exact", 0, NULL, NULL, "no scaling in the JPEG decoder: nearer to PIL, slower"},
+    [EXIF] = {"exif", 0, NULL, NULL, "turn images as their EXIF orientation says"},
+    [DTYPE] = {"dtype", 0, "TYPE", "uint8", "of the arrays of images: uint8, float16, bfloat16 or float32"},
+    [LAYOUT] = {"layout", 0, "nhwc|nchw", "nhwc", "where the channels are"},
+    [NORMALIZE] = {"normalize", 0, "M,S", NULL, "mean, standard deviation of value / 255, or imagenet; not for uint8"},
+    [THREADS] = {"threads", 0, "N", NULL, "that decode; else one a CPU"},
+    [BAD] = {"on-bad-sample", 0, "fail|replace", "fail", "what becomes of a sample that cannot be decoded"},
+    [MAX_BAD] = {"max-bad", 0, "SHARE", "0.001", "of samples replaced, else the run fails"},
+    [DECODED] = {"decoded-cache", 0, "SIZE", NULL, "keep images decoded and scaled, in memory of the node"},
+    [DECODED_SIDE] = {"decoded-side", 0, "N", NULL, "their shorter side; else 8/7 of the array's"},
+    [DECODED_COMPRESS] = {"decoded-compress", 0, NULL, NULL, "keep them compressed, losslessly"},
+    [FETCH_SIZE] = {"fetch-size", 0, "N|SIZE", NULL, "samples (or bytes of them) requested together"},
+    [THRESHOLD] = {"threshold", 0, "N|SIZE", NULL, "requested again when so many are left"},
     [QUEUE_DEPTH] = {"queue-depth", 0, "D", "64", "reads in flight"},
     [STAGING] = {"staging", 0, "SIZE", "256MiB", "budget of the batches being filled, at most 1/4 of memory"},
     [DIRECT] = {"direct", 0, "auto|on|off", "auto",
@@ -42,43 +65,22 @@ const struct option_spec bench_options[] = {
     [CACHE_NAME] = {"cache-name", 0, "NAME", "default", "processes that give the same name share memory"},
     [REPLACEMENT] = {"replacement", 0, "none|fifo", "none", "what came in stays, or makes room for what comes"},
     [NO_PIN] = OPTION_NO_PIN,
-    [CUDA] = {"cuda", 0, "N|off", "0", "register --dram with CUDA through device N, if there is one, as a training process has it"},
+    [CUDA] = {"cuda", 0, "N|off", "0", "register --dram with CUDA, through device N if there is one"},
+    [STATE] = {"state", 0, "FILE", NULL, "go on where it says, and leave it there at the end or when stopped"},
+    [TRACE] = {"trace", 0, "FILE", NULL, "what each batch went through, for chrome://tracing"},
     [METRICS] = {"metrics", 0, "FILE", NULL, "write Prometheus text after each epoch"},
     [JSON] = OPTION_JSON,
     OPTION_END,
 };
 
 struct epoch {
-    uint64_t order_hash, data_hash;
+    struct digest digest;
+    uint64_t bad;
     struct larder_progress progress;
     struct larder_loader_stats stats;
     struct larder_loader_estimate estimate; /* of a remote dataset */
     struct larder_remote_stats remote;
 };
-
-/* Chains the fields; a field that the sample lacks is told from an empty one. */
-static uint64_t sample_hash(uint64_t ordinal, const struct larder_value *values, uint32_t n)
-{
-    uint64_t h = ordinal;
-
-    for (uint32_t i = 0; i < n; i++)
-        h = values[i].data ? larder_hash64(h, values[i].data, values[i].len) : larder_hash64(~h, "", 0);
-    return h;
-}
-
-static void add_batch(struct epoch *e, const struct larder_batch *b)
-{
-    for (uint32_t i = 0; i < b->valid; i++) {
-        const struct larder_value *values = b->values + (size_t)i * b->n_fields;
-        uint64_t ordinal = htole64(b->ordinals[i]);
-
-        e->order_hash = larder_hash64(e->order_hash, &ordinal, sizeof ordinal);
-        e->data_hash += sample_hash(b->ordinals[i], values, b->n_fields);
-        for (uint32_t k = 0; k < b->n_fields; k++)
-            e->progress.bytes += values[k].data ? values[k].len : 0;
-    }
-    e->progress.done += b->valid;
-}
 
 static void compute_until(uint64_t deadline_ns)
 {
@@ -89,19 +91,25 @@ static void compute_until(uint64_t deadline_ns)
 }
 
 struct bench {
+    struct tool *t;
     struct cache_args cache;
     struct larder_dataset_options dataset;
-    struct larder_loader_options loader;
+    struct loader_args loader;
     uint64_t compute_ns;
+    uint64_t batches; /* that are left; UINT64_MAX: all */
     struct larder_dataset *ds;
-    uint64_t samples; /* of the dataset */
-    int remote;       /* it is in a bucket or on a web server */
+    struct epoch epoch; /* that runs */
+    uint64_t samples;   /* of the dataset */
+    uint64_t bad;       /* told of */
+    int remote;         /* it is in a bucket or on a web server */
+    int stopped;        /* by a signal, or after --batches */
 };
 
 /* Says what the next epoch will ask of the bucket, and begins to count. */
-static int before_epoch(struct tool *t, struct larder_loader *ld, const struct bench *b, uint64_t epoch, struct epoch *e,
-                        struct larder_error *err)
+static int before_epoch(struct larder_loader *ld, struct bench *b, uint64_t epoch, struct larder_error *err)
 {
+    struct epoch *e = &b->epoch;
+
     *e = (struct epoch){.progress = {.phase = "bench", .total = b->samples},
                         .stats.struct_size = sizeof e->stats,
                         .estimate.struct_size = sizeof e->estimate,
@@ -110,14 +118,15 @@ static int before_epoch(struct tool *t, struct larder_loader *ld, const struct b
         return LARDER_OK;
     if (larder_loader_estimate(ld, &e->estimate, err) || larder_dataset_remote_stats(b->ds, &e->remote, err))
         return err->code;
-    progress_hide(&t->progress);
+    progress_hide(&b->t->progress);
     remote_estimate_print(stderr, epoch, &e->estimate);
-    progress_show(&t->progress);
+    progress_show(&b->t->progress);
     return LARDER_OK;
 }
 
-static int after_epoch(struct larder_loader *ld, const struct bench *b, struct epoch *e, struct larder_error *err)
+static int after_epoch(struct larder_loader *ld, struct bench *b, struct larder_error *err)
 {
+    struct epoch *e = &b->epoch;
     struct larder_remote_stats before = e->remote;
 
     if (larder_loader_stats(ld, &e->stats, err) || larder_dataset_remote_stats(b->ds, &e->remote, err))
@@ -126,24 +135,27 @@ static int after_epoch(struct larder_loader *ld, const struct bench *b, struct e
     return LARDER_OK;
 }
 
-static int run_epoch(struct tool *t, struct larder_loader *ld, const struct bench *bench, uint64_t epoch, struct epoch *e,
-                     struct larder_error *err)
+/* To its end, or until the bench is stopped: then it is reported as far as it went. */
+static int run_epoch(struct larder_loader *ld, struct bench *b, uint64_t epoch, struct larder_error *err)
 {
-    const struct larder_batch *b;
-    int rc = before_epoch(t, ld, bench, epoch, e, err);
+    struct epoch *e = &b->epoch;
+    const struct larder_batch *batch;
+    int rc = before_epoch(ld, b, epoch, err);
 
     if (rc != LARDER_OK)
         return rc;
-    while ((rc = larder_loader_next(ld, &b, err)) == LARDER_OK) {
+    while (!b->stopped && (rc = larder_loader_next(ld, &batch, err)) == LARDER_OK) {
         uint64_t came_ns = clock_now_ns();
 
-        add_batch(e, b);
-        progress_update(&t->progress, &e->progress, came_ns);
-        if (bench->compute_ns)
-            compute_until(came_ns + bench->compute_ns);
-        larder_batch_release(b);
+        digest_add(&e->digest, batch);
+        e->progress.done = e->digest.samples;
+        e->progress.bytes = e->digest.bytes;
+        b->stopped = tool_progress(b->t, &e->progress) || --b->batches == 0;
+        if (b->compute_ns)
+            compute_until(came_ns + b->compute_ns);
+        larder_batch_release(batch);
     }
-    return rc == LARDER_END ? after_epoch(ld, bench, e, err) : rc;
+    return rc >= LARDER_OK ? after_epoch(ld, b, err) : rc;
 }
 
 static void print_tier(struct jsonl *j, const char *name, const struct larder_tier_stats *s)
@@ -196,8 +208,9 @@ static void print_cache(struct jsonl *j, const struct cache_args *a, const struc
     jsonl_close(j, '}');
 }
 
-static void print_json(const struct epoch *e, const struct bench *b)
+static void print_json(const struct bench *b)
 {
+    const struct epoch *e = &b->epoch;
     const struct cache_args *a = &b->cache;
     const struct larder_loader_stats *s = &e->stats;
     double seconds = (double)s->seconds_ns / 1e9;
@@ -212,8 +225,9 @@ static void print_json(const struct epoch *e, const struct bench *b)
     jsonl_u64(&j, "bytes", s->bytes);
     jsonl_fixed(&j, "fetch_stall_s", (double)s->fetch_stall_ns / 1e9, 6);
     jsonl_fixed(&j, "prep_stall_s", (double)s->prep_stall_ns / 1e9, 6);
-    jsonl_hash(&j, "order_hash", e->order_hash);
-    jsonl_hash(&j, "data_hash", e->data_hash);
+    jsonl_u64(&j, "bad", e->bad);
+    jsonl_hash(&j, "order_hash", e->digest.order);
+    jsonl_hash(&j, "data_hash", e->digest.data);
     jsonl_object(&j, "tiers");
     if (a->wanted && a->o.dram_bytes != LARDER_DRAM_OFF)
         print_tier(&j, "dram", &s->dram);
@@ -241,57 +255,107 @@ static void print_row(const struct epoch *e, int with_header)
            s->epoch, text_count(s->samples, a), text_count(s->batches, b), seconds,
            text_count(seconds > 0 ? (uint64_t)((double)s->samples / seconds) : 0, c), text_size(s->bytes, d),
            text_rate(seconds > 0 ? (double)s->bytes / seconds : 0, (char[TEXT_MAX]){0}),
-           (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->order_hash, e->data_hash);
+           (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->digest.order, e->digest.data);
 }
 
-static void on_waiting(void *user, const char *what, const char *why)
+/* What a run says on stderr beside the bar. */
+static void say(struct tool *t, const char *what, const char *why)
 {
-    struct tool *t = user;
-
     progress_hide(&t->progress);
     fputs("larder bench: ", stderr);
     text_line(stderr, what);
-    fputs(": ", stderr);
-    text_line(stderr, why ? why : "");
+    if (why) {
+        fputs(": ", stderr);
+        text_line(stderr, why);
+    }
     fputc('\n', stderr);
     progress_show(&t->progress);
 }
 
-static int run(struct tool *t, struct larder_dataset *ds, struct bench *b)
+static void on_waiting(void *user, const char *what, const char *why)
 {
-    struct larder_dataset_info in = {.struct_size = sizeof in};
-    struct larder_loader *ld = NULL;
-    struct larder_error err = {0};
-    struct epoch e;
+    const struct bench *b = user;
 
-    b->ds = ds;
-    b->remote = remote_is(t->argv[0]);
-    b->loader.timeout_ms = t->remote.timeout_ms;
-    b->loader.waiting = on_waiting;
-    b->loader.user = t;
-    if (larder_dataset_info(ds, &in, &err) || larder_loader_open(ds, &b->loader, &ld, &err))
+    say(b->t, what, why ? why : "");
+}
+
+/* The first few are named, all are counted. */
+static void on_bad(void *user, const struct larder_bad_sample *bad)
+{
+    struct bench *b = user;
+
+    b->epoch.bad++;
+    if (++b->bad <= BAD_SHOWN)
+        say(b->t, bad->message, bad->substitute == LARDER_NO_ORDINAL ? NULL : "another takes its place");
+    if (b->bad == BAD_SHOWN)
+        say(b->t, "more bad samples are counted only", NULL);
+}
+
+static void report(struct bench *b, int first)
+{
+    struct tool *t = b->t;
+
+    progress_hide(&t->progress);
+    if (t->json)
+        print_json(b);
+    else
+        print_row(&b->epoch, first);
+    if (b->remote && !t->json)
+        remote_stats_print(stdout, &b->epoch.remote);
+    fflush(stdout);
+    cache_args_warn(t, &b->cache, b->dataset.cache);
+    progress_show(&t->progress);
+}
+
+static int run_epochs(struct larder_loader *ld, struct bench *b)
+{
+    struct larder_loader_stats s = {.struct_size = sizeof s};
+    struct larder_error err = {0};
+    struct tool *t = b->t;
+    uint64_t first;
+
+    if (larder_loader_stats(ld, &s, &err))
         return tool_error(t, &err);
-    b->samples = (b->loader.epoch_size ? b->loader.epoch_size : in.samples) / b->loader.world;
-    progress_init(&t->progress, stderr, 0); /* no signals: who stops a bench wants it to end at once */
-    for (uint64_t i = 0; i < b->loader.epochs && !tool_output_failed(); i++) {
-        if (run_epoch(t, ld, b, i, &e, &err)) {
+    first = s.epoch; /* after those that a state has behind it */
+    for (uint64_t i = first; i < b->loader.o.epochs && !b->stopped && !tool_output_failed(); i++) {
+        if (run_epoch(ld, b, i, &err)) {
             tool_error(t, &err);
             break;
         }
-        progress_hide(&t->progress);
-        if (t->json)
-            print_json(&e, b);
-        else
-            print_row(&e, i == 0);
-        if (b->remote && !t->json)
-            remote_stats_print(stdout, &e.remote);
-        fflush(stdout);
-        cache_args_warn(t, &b->cache, b->dataset.cache);
-        progress_show(&t->progress);
-        if (cache_args_metrics(t, &b->cache, b->dataset.cache))
+        if (b->epoch.digest.samples || i > first || !b->loader.o.state) /* a state may stand at an epoch's end */
+            report(b, i == first);
+        if (cache_args_metrics(t, &b->cache, b->dataset.cache) || loader_args_save(t, &b->loader, ld))
             break;
     }
+    return t->status;
+}
+
+static int run(struct bench *b)
+{
+    struct larder_dataset_info in = {.struct_size = sizeof in};
+    struct larder_error err = {.code = LARDER_ECANCELED};
+    struct larder_loader *ld = NULL;
+    struct tool *t = b->t;
+    struct larder_loader_options *o = &b->loader.o;
+
+    b->remote = remote_is(t->argv[0]);
+    o->timeout_ms = t->remote.timeout_ms;
+    o->waiting = on_waiting;
+    o->bad = on_bad;
+    o->user = b;
+    if (loader_args_take(t, &b->loader, b->ds))
+        return t->status;
+    if (larder_dataset_info(b->ds, &in, &err) || larder_loader_open(b->ds, o, &ld, &err))
+        return tool_error(t, &err);
+    b->samples = (o->epoch_size ? o->epoch_size : in.samples) / o->world;
+    if (b->loader.state_file)
+        tool_begin(t);
+    else
+        progress_init(&t->progress, stderr, 0);
+    run_epochs(ld, b);
     larder_loader_close(ld);
+    if (b->stopped && b->batches > 0 && t->status == EXIT_DONE)
+        return tool_run_error(t, &err, "run the same command again to go on");
     return t->status;
 }
 
@@ -307,31 +371,70 @@ static void option_ms(struct tool *t, uint64_t *ns)
         *ns = (uint64_t)(ms * 1e6);
 }
 
-static int parse(struct tool *t, struct bench *b)
+/* Those of what is delivered. */
+static void parse_prep(struct tool *t, struct loader_args *a, int row)
+{
+    static const char *const bads[] = {"fail", "replace", NULL};
+
+    switch (row) {
+    case IMAGE: option_image(t, a); break;
+    case FLIP: option_flip(t, a); break;
+    case VIEWS: option_unsigned(t, 1, 256, &a->prep.views); break;
+    case RESAMPLE: option_resample(t, a); break;
+    case EXACT: a->prep.exact = 1; break;
+    case EXIF: a->prep.exif = 1; break;
+    case DTYPE: option_dtype(t, a); break;
+    case LAYOUT: option_layout(t, a); break;
+    case NORMALIZE: option_normalize(t, a); break;
+    case THREADS: option_unsigned(t, 1, 1024, &a->o.threads); break;
+    case BAD: option_choice(t, bads, &a->o.on_bad_sample); break;
+    case MAX_BAD: option_max_bad(t, a); break;
+    case DECODED: option_size(t, 1, UINT64_MAX / 16, &a->o.decoded_bytes); break;
+    case DECODED_SIDE: option_unsigned(t, 1, 65535, &a->o.decoded_side); break;
+    case DECODED_COMPRESS: a->o.decoded_compress = 1; break;
+    }
+    if ((row > IMAGE && row < THREADS) || (row >= DECODED && row <= DECODED_COMPRESS))
+        a->image_only = bench_options[row].name;
+}
+
+/* Those of which samples there are, in which order. */
+static void parse_order(struct tool *t, struct loader_args *a, int row)
 {
     static const char *const shuffles[] = {"full", "none", "block", NULL};
     static const char *const lasts[] = {"auto", "short", "drop", "pad", NULL};
+
+    switch (row) {
+    case SEED: option_u64(t, 0, UINT64_MAX, &a->o.seed); break;
+    case SHUFFLE: option_choice(t, shuffles, &a->o.shuffle); break;
+    case BLOCK: option_u64(t, 1, UINT64_MAX, &a->o.block_samples); break;
+    case WINDOW: option_u64(t, 1, UINT64_MAX, &a->o.window_blocks); break;
+    case EPOCH_SIZE: option_u64(t, 1, UINT64_MAX, &a->o.epoch_size); break;
+    case SPLIT: option_split(t, a); break;
+    case SPLIT_SEED: option_u64(t, 0, UINT64_MAX, &a->o.split_seed); break;
+    case FILTER: a->filter_file = t->value; break;
+    case WEIGHTS: a->weights_file = t->value; break;
+    case ORDER: a->order_file = t->value; break;
+    case WORLD: option_unsigned(t, 1, 1u << 20, &a->o.world); break;
+    case RANK: option_unsigned(t, 0, 1u << 20, &a->o.rank); break;
+    case LAST: option_choice(t, lasts, &a->o.last); break;
+    }
+}
+
+static int parse(struct tool *t, struct bench *b)
+{
     static const char *const directs[] = {"auto", "on", "off", NULL};
+    struct larder_loader_options *o = &b->loader.o;
     uint64_t staging = 0;
     int row;
 
     while ((row = options_next(t, 1, 1)) >= 0)
         switch (row) {
-        case EPOCHS: option_u64(t, 1, UINT64_MAX, &b->loader.epochs); break;
-        case BATCH_SIZE: option_unsigned(t, 1, 1u << 24, &b->loader.batch_size); break;
-        case SEED: option_u64(t, 0, UINT64_MAX, &b->loader.seed); break;
-        case SHUFFLE: option_choice(t, shuffles, &b->loader.shuffle); break;
-        case BLOCK: option_u64(t, 1, UINT64_MAX, &b->loader.block_samples); break;
-        case WINDOW: option_u64(t, 1, UINT64_MAX, &b->loader.window_blocks); break;
-        case EPOCH_SIZE: option_u64(t, 1, UINT64_MAX, &b->loader.epoch_size); break;
-        case WORLD: option_unsigned(t, 1, 1u << 20, &b->loader.world); break;
-        case RANK: option_unsigned(t, 0, 1u << 20, &b->loader.rank); break;
-        case LAST: option_choice(t, lasts, &b->loader.last); break;
-        case IMAGE:
-            if (strcmp(t->value, "raw") != 0)
-                option_bad(t, "raw; this version delivers images as they are stored and decodes none");
-            break;
-        case QUEUE_DEPTH: option_unsigned(t, 1, 4096, &b->loader.queue_depth); break;
+        case EPOCHS: option_u64(t, 1, UINT64_MAX, &o->epochs); break;
+        case BATCHES: option_u64(t, 1, UINT64_MAX, &b->batches); break;
+        case BATCH_SIZE: option_unsigned(t, 1, 1u << 24, &o->batch_size); break;
+        case FETCH_SIZE: option_window(t, &b->loader.fetch); break;
+        case THRESHOLD: option_window(t, &b->loader.threshold); break;
+        case QUEUE_DEPTH: option_unsigned(t, 1, 4096, &o->queue_depth); break;
         case STAGING: option_size(t, 4096, SIZE_MAX / 2, &staging); break;
         case DIRECT: option_choice(t, directs, &b->dataset.direct); break;
         case COMPUTE_MS: option_ms(t, &b->compute_ns); break;
@@ -341,21 +444,26 @@ static int parse(struct tool *t, struct bench *b)
         case REPLACEMENT: option_replacement(t, &b->cache); break;
         case NO_PIN: b->cache.o.no_pin = 1; break;
         case CUDA: option_cuda(t, &b->cache); break;
+        case STATE: b->loader.state_file = t->value; break;
+        case TRACE: o->trace = t->value; break;
         case METRICS: b->cache.metrics = t->value; break;
         case JSON: t->json = 1; break;
+        default:
+            parse_order(t, &b->loader, row);
+            parse_prep(t, &b->loader, row);
         }
-    b->loader.staging_bytes = (size_t)staging;
-    b->dataset.queue_depth = b->loader.queue_depth;
+    o->staging_bytes = (size_t)staging;
+    b->dataset.queue_depth = o->queue_depth;
     return row;
 }
 
-static int run_cached(struct tool *t, struct bench *b)
+static int run_cached(struct bench *b)
 {
-    struct larder_dataset *ds;
+    struct tool *t = b->t;
 
-    if (cache_args_open(t, &b->cache, &b->dataset.cache) == EXIT_DONE && tool_open(t, t->argv[0], &b->dataset, &ds) == 0) {
-        t->status = run(t, ds, b);
-        larder_dataset_close(ds);
+    if (cache_args_open(t, &b->cache, &b->dataset.cache) == EXIT_DONE && tool_open(t, t->argv[0], &b->dataset, &b->ds) == 0) {
+        t->status = run(b);
+        larder_dataset_close(b->ds);
     }
     larder_cache_close(b->dataset.cache);
     return t->status;
@@ -363,13 +471,15 @@ static int run_cached(struct tool *t, struct bench *b)
 
 int cmd_bench(struct tool *t)
 {
-    struct bench b = {.dataset = LARDER_DATASET_OPTIONS_INIT, .loader = LARDER_LOADER_OPTIONS_INIT};
+    struct bench b = {.t = t, .dataset = LARDER_DATASET_OPTIONS_INIT, .batches = UINT64_MAX};
 
     cache_args_init(&b.cache);
     b.cache.o.cuda_device = LARDER_CUDA_DEVICE(0);
-    b.loader.epochs = b.loader.world = 1;
-    if (parse(t, &b) != OPTIONS_STOP)
-        t->status = run_cached(t, &b);
+    loader_args_init(&b.loader);
+    b.loader.o.epochs = b.loader.o.world = 1;
+    if (parse(t, &b) != OPTIONS_STOP && loader_args_check(t, &b.loader) == EXIT_DONE)
+        t->status = run_cached(&b);
+    loader_args_release(&b.loader);
     cache_args_release(&b.cache);
     return t->status;
 }

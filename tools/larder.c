@@ -85,7 +85,8 @@ static const struct verb verbs[] = {
      "the hashes of (ordinal, delivered bytes): the same in every order. Fetch stall is the\n"
      "time spent waiting for bytes, prep stall for decoding.\n",
      "  larder bench /data/photos --epochs 3 --batch-size 256 --compute-ms 5\n"
-     "  larder bench /data/photos --epochs 3 --dram 8GB --nvme /nvme/cache:200GB\n",
+     "  larder bench /data/photos --epochs 3 --dram 8GB --nvme /nvme/cache:200GB\n"
+     "  larder bench /data/photos --image rrc:224 --flip 0.5 --threads 8 --state run.json\n",
      bench_options},
     {"cache", "info|warm|clear DIR|DATASET", "Look at, fill or empty caches on local disks.", cmd_cache,
      "info DIR: what larder keeps in a cache directory. clear DIR: removes it, unless a\n"

@@ -109,7 +109,7 @@ struct option_spec {
     const char *initial; /* the default as --help shows it; NULL: off */
     const char *help;
 };
-#define OPTIONS_MAX 24
+#define OPTIONS_MAX 64
 #define OPTION_JSON                                                                   \
     {                                                                                 \
         "json", 0, NULL, NULL, "one JSON object a line on stdout, nothing else there" \
@@ -214,6 +214,53 @@ int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **
 void cache_args_warn(const struct tool *t, struct cache_args *a, const struct larder_cache *cache);
 int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache);
 void cache_args_release(struct cache_args *a);
+
+/* --------------------------------------------------------------------------------- lists.c */
+
+/* Returns nonzero when memory is exhausted. */
+typedef int list_fn(void *user, uint64_t ordinal);
+/* The samples whose names stand in a file, one a line, in turn. Both return an exit status. */
+int list_names(struct tool *t, struct larder_dataset *ds, const char *path, list_fn *found, void *user);
+int list_numbers(struct tool *t, const char *path, uint64_t n, double **v); /* n lines, none negative; *v is owned */
+
+/* ---------------------------------------------------------------------------- loader_args.c */
+
+struct loader_window { uint64_t samples, bytes; }; /* one of the two, or neither */
+struct loader_args {
+    struct larder_loader_options o;
+    int image; /* 1: images become arrays, as `prep` says */
+    struct larder_image prep;
+    const char *image_only; /* name of an option that needs that; NULL: none was given */
+    struct loader_window fetch, threshold;
+    const char *filter_file, *weights_file, *order_file, *state_file; /* NULL: none */
+    /* owned */
+    struct larder_output *outputs;
+    uint8_t *bits;
+    double *weights;
+    uint64_t *list;
+    size_t n_list, cap_list;
+    char *text;
+};
+void loader_args_init(struct loader_args *a);
+void option_image(struct tool *t, struct loader_args *a); /* raw, rrc:224, center:224x160, full:64 */
+void option_flip(struct tool *t, struct loader_args *a);
+void option_dtype(struct tool *t, struct loader_args *a);
+void option_layout(struct tool *t, struct loader_args *a); /* nhwc|nchw */
+void option_resample(struct tool *t, struct loader_args *a);
+void option_normalize(struct tool *t, struct loader_args *a); /* imagenet, MEAN,STD */
+void option_max_bad(struct tool *t, struct loader_args *a);
+void option_split(struct tool *t, struct loader_args *a); /* BEGIN:END */
+void option_window(struct tool *t, struct loader_window *w);
+/* After the options: do they go together? Then, with the dataset open: reads the files, makes the outputs. Both return an exit status. */
+int loader_args_check(struct tool *t, const struct loader_args *a);
+int loader_args_take(struct tool *t, struct loader_args *a, struct larder_dataset *ds);
+int loader_args_save(struct tool *t, const struct loader_args *a, const struct larder_loader *ld); /* to --state */
+void loader_args_release(struct loader_args *a);
+
+/* -------------------------------------------------------------------------------- digest.c */
+
+struct digest { uint64_t order, data, samples, bytes; };
+void digest_add(struct digest *d, const struct larder_batch *b);
 
 /* --------------------------------------------------------------------------------- larder.c */
 

@@ -22,7 +22,7 @@ is orders "$(json_of "$tmp/epochs" 'len({l["order_hash"] for l in o})')" 3
 is data "$(json_of "$tmp/epochs" 'len({l["data_hash"] for l in o})')" 1
 is hashes "$(json_of "$tmp/epochs" 'all(len(l[k]) == 16 for l in o for k in ("order_hash", "data_hash"))')" True
 is members "$(json_of "$tmp/epochs" 'list(o[0])')" \
-    "['epoch', 'samples', 'batches', 'seconds', 'samples_per_s', 'bytes', 'fetch_stall_s', 'prep_stall_s', 'order_hash', 'data_hash', 'tiers']"
+    "['epoch', 'samples', 'batches', 'seconds', 'samples_per_s', 'bytes', 'fetch_stall_s', 'prep_stall_s', 'bad', 'order_hash', 'data_hash', 'tiers']"
 is tiers "$(json_of "$tmp/epochs" 'o[0]["tiers"]["origin"]["hits"], o[0]["tiers"]["origin"]["misses"], list(o[0]["tiers"]["origin"])')" \
     "(500, 0, ['hits', 'misses', 'bytes', 'requests'])"
 want=$(("$(find src -type f -printf '%s+')" 500 * 8))
@@ -61,6 +61,93 @@ is "samples of short epochs" "$(json_of "$tmp/out" '{l["samples"] for l in o}')"
 run larder bench d --world 2 --rank 2
 rc_is 1
 has err 'rank 2 of 2'
+
+# which samples: names in files, weights, splits; the parts make up the whole
+ok larder ls d --json
+json_of "$tmp/out" '"\n".join(l["key"] for l in o)' >"$tmp/keys"
+(sed -n 1,200p "$tmp/keys"; echo) >"$tmp/some"
+(seq -f '@%.0f' 200 350; sed -n '352,$p' "$tmp/keys") >"$tmp/others"
+sum_of() { json_of "$1" 'format(sum(int(l["data_hash"], 16) for l in o) % 2**64, "016x")'; }
+for part in some others; do
+    ok larder bench d --filter "$tmp/$part" --json
+    cat "$tmp/out"
+done >"$tmp/parts"
+is "samples of both filters" "$(json_of "$tmp/parts" '[l["samples"] for l in o]')" "[200, 300]"
+is "data of both filters" "$(sum_of "$tmp/parts")" "$data"
+ok larder bench d --order "$tmp/others" --shuffle none --json --batch-size 9
+is "samples of an order" "$(json_of "$tmp/out" '[l["samples"] for l in o]')" "[300]"
+is "data of an order" "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$(json_of "$tmp/parts" 'o[1]["data_hash"]')"
+for part in 0:0.3 0.3:0.8 0.8:1; do
+    ok larder bench d --split $part --split-seed 7 --json
+    cat "$tmp/out"
+done >"$tmp/parts"
+is "samples of the splits" "$(json_of "$tmp/parts" 'sum(l["samples"] for l in o), all(0.7 < l["samples"] / (500 * s) < 1.3 for l, s in zip(o, (0.3, 0.5, 0.2)))')" "(500, True)"
+is "data of the splits" "$(sum_of "$tmp/parts")" "$data"
+("$PYTHON" -c 'for i in range(500): print(1 if i == 17 else 0)') >"$tmp/weights"
+ok larder bench d --weights "$tmp/weights" --json
+cp "$tmp/out" "$tmp/weighted"
+echo @17 >"$tmp/one"
+ok larder bench d --filter "$tmp/one" --json
+is "data of one weight" "$(json_of "$tmp/weighted" 'o[0]["data_hash"]')" \
+    "$(json_of "$tmp/out" 'format(int(o[0]["data_hash"], 16) * 500 % 2**64, "016x")')"
+names() { # WHAT LINES...: what a wrong file is answered
+    local want=$1
+    shift
+    printf '%s\n' "$@" >"$tmp/names"
+    run larder bench d --filter "$tmp/names"
+    rc_is 1
+    err_is "larder bench: TMP/names: $want"
+}
+names "line 3: 'no key' is no key of the dataset; 'larder ls' lists the keys" @1 @2 'no key'
+names "line 1: '@500' is beyond the samples of the dataset" @500
+names "line 2: '@x' is not @ORDINAL; a key that begins with '@' is written with one more" @1 @x
+names "line 1: '@@x' is no key of the dataset; 'larder ls' lists the keys" @@@x
+head -499 "$tmp/weights" >"$tmp/short"
+run larder bench d --weights "$tmp/short"
+rc_is 1
+err_is "larder bench: TMP/short: 499 lines, not 500: one for each sample is needed"
+run larder bench d --weights "$tmp/some"
+rc_is 1
+has err "line 1: .* is no weight"
+run larder bench d --order "$tmp/nowhere"
+rc_is 1
+err_is "larder bench: TMP/nowhere: No such file or directory"
+
+# a run in pieces is the run: at other batch sizes, too, and after a signal
+for batches in 3 4 2 9; do
+    ok larder bench d --epochs 2 --batch-size 50 --batches $batches --state "$tmp/state" --json
+    cat "$tmp/out"
+done >"$tmp/pieces"
+is "samples of pieces" "$(json_of "$tmp/pieces" '[sum(l["samples"] for l in o if l["epoch"] == e) for e in (0, 1)]')" "[500, 400]"
+ok larder bench d --epochs 2 --batch-size 20 --state "$tmp/state" --json
+cat "$tmp/out" >>"$tmp/pieces"
+is "data of pieces" "$(json_of "$tmp/pieces" '[format(sum(int(l["data_hash"], 16) for l in o if l["epoch"] == e) % 2**64, "016x") for e in (0, 1)]')" \
+    "['$data', '$data']"
+ok larder bench d --epochs 2 --state "$tmp/state" --json
+out_is ''
+run larder bench d --epochs 2 --seed 1 --state "$tmp/state"
+rc_is 1
+has err 'seed'
+echo '{' >"$tmp/no-state"
+run larder bench d --state "$tmp/no-state"
+rc_is 1
+"$LARDER" bench d --batch-size 10 --compute-ms 100 --state "$tmp/stopped" --json >"$tmp/first" 2>"$tmp/err" &
+bench=$!
+until grep -qE '^SigCgt:.*[4567cdef]...$' "/proc/$bench/status"; do sleep 0.05; done # to SIGTERM
+kill $bench
+rc=0
+wait $bench || rc=$?
+is "status after a signal" $rc 143
+has err 'interrupted; run the same command again to go on'
+ok larder bench d --batch-size 10 --state "$tmp/stopped" --json
+cat "$tmp/first" "$tmp/out" >"$tmp/pieces"
+is "samples around a signal" "$(json_of "$tmp/pieces" 'len(o), sum(l["samples"] for l in o)')" "(2, 500)"
+is "data around a signal" "$(sum_of "$tmp/pieces")" "$data"
+
+# windows and traces
+again larder bench d --epochs 3 --json --fetch-size 40 --threshold 20 --batch-size 8
+again larder bench d --epochs 3 --json --fetch-size 100kB --batch-size 8 --trace "$tmp/trace"
+"$PYTHON" -c 'import json, sys; assert len(json.load(open(sys.argv[1]))) > 100' "$tmp/trace" || fail "the trace is no JSON"
 
 # 8 batches of 20 ms are at least 160 ms, and the fetch hides behind them
 ok larder bench d --json --batch-size 64 --compute-ms 20

@@ -105,8 +105,29 @@ wrong "larder ingest: --workers: 0 is out of range, 1 to 1024 are allowed; see '
 wrong "larder verify: --subset: '3/2' is not a part n/t with 1 <= n <= t, such as 1/10; see 'larder verify --help'" \
     verify d --subset 3/2
 wrong "larder gc: --older-than: '3y' is not a time such as 24h, 7d, 30m or 90s; see 'larder gc --help'" gc d --older-than 3y
-wrong "larder bench: --image: 'rrc:224' is not raw; this version delivers images as they are stored and decodes none; see 'larder bench --help'" \
-    bench d --image rrc:224
+for image in rrc rrc: rrc:0 rrc:224x center:1x2x3 full:70000 crop:5; do
+    wrong "larder bench: --image: '$image' is not raw, rrc:SIDE, center:SIDE or full:SIDE, with a SIDE such as 224 or 224x160 (width x height); see 'larder bench --help'" \
+        bench d --image $image
+done
+wrong "larder bench: --flip needs --image rrc:SIDE, center:SIDE or full:SIDE; see 'larder bench --help'" bench d --flip 0.5
+wrong "larder bench: --flip: '1.5' is not a number from 0 to 1 such as 0.5; see 'larder bench --help'" bench d --image rrc:8 --flip 1.5
+wrong "larder bench: --decoded-cache needs --image rrc:SIDE, center:SIDE or full:SIDE; see 'larder bench --help'" bench d --decoded-cache 1MB
+for normalize in x 1 1, 1,2,3 1,2,3,4,5,6,7 nan,1; do
+    wrong "larder bench: --normalize: '$normalize' is not imagenet, MEAN,STD such as 0.5,0.25, or three means and three standard deviations; see 'larder bench --help'" \
+        bench d --image rrc:8 --normalize $normalize
+done
+wrong "larder bench: --normalize: '0.5,0' is not a normalization: a standard deviation has to be above 0; see 'larder bench --help'" \
+    bench d --image rrc:8 --normalize 0.5,0
+wrong "larder bench: --dtype: 'int8' is not uint8, float16, bfloat16 or float32; see 'larder bench --help'" bench d --image rrc:8 --dtype int8
+wrong "larder bench: --layout: 'chw' is not nhwc or nchw; see 'larder bench --help'" bench d --image rrc:8 --layout chw
+wrong "larder bench: --split: '0.5' is not BEGIN:END, a part of 0:1 such as 0:0.9; see 'larder bench --help'" bench d --split 0.5
+wrong "larder bench: --split: '0.5:0.5' is not BEGIN:END, a part of 0:1 such as 0:0.9; see 'larder bench --help'" bench d --split 0.5:0.5
+wrong "larder bench: --fetch-size: '0' is not a number of samples such as 1024, or a size such as 64MiB; see 'larder bench --help'" bench d --fetch-size 0
+wrong "larder bench: --max-bad: '0' is not a share above 0, 1 at most, such as 0.001; see 'larder bench --help'" bench d --max-bad 0
+wrong "larder bench: --max-bad needs --on-bad-sample replace; see 'larder bench --help'" bench d --max-bad 0.1
+wrong "larder bench: --filter and --order exclude each other: leave out of the order what is not wanted; see 'larder bench --help'" \
+    bench d --filter a --order b
+wrong "larder bench: --cuda: 'on' is not a whole number; see 'larder bench --help'" bench d --cuda on
 wrong "larder bench: --shuffle: 'some' is not full, none or block; see 'larder bench --help'" bench d --shuffle some
 # the options of buckets go with every verb
 for verb in ingest info ls get export verify repair gc copy bench; do
