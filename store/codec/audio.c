@@ -26,7 +26,7 @@
 #define CHANNELS_MAX 64u
 #define RATE_MAX 768000u
 #define RATIO_MAX 256u      /* of two rates */
-#define FRAMES_MAX (1ull << 40)
+#define FRAMES_MAX (1ull << 36) /* as FLAC */
 #define PORTION 8192u       /* floats */
 #define REACH 256u          /* frames of the lower rate that the filter looks to each side, and more */
 #define VORBIS_SETTLE 16384u /* two of its longest blocks */
