@@ -23,4 +23,20 @@ grep -q 'no dataset here' "$tmp/out" || fail "train_loop: $(cat "$tmp/out")"
 sed -i 's/@[0-9]*/@N/' "$tmp/out"
 printf '%s\n' 'dog/9: not there' '@N: 3000 bytes in the first field' '@N: 2500 bytes in the first field' | diff - "$tmp/out" ||
     fail "kv_reader prints other things"
+# images and labels, in one go, and in pieces: the sums of the pieces are those of the whole
+"$BUILD/tests/data/mkjpegs" "$tmp/photos" 100 >/dev/null
+"$LARDER" ingest "$tmp/photos" "$tmp/images" >/dev/null 2>"$tmp/err" || fail "ingest: $(cat "$tmp/err")"
+[ "$(wc -l <"$(dirname "$0")/../examples/train_images.c")" -le 40 ] || fail "train_images.c has more than 40 lines"
+"$ex/train_images" "$tmp/images" 3 "$tmp/state" >"$tmp/whole" || fail "train_images failed"
+[ "$(grep -c '^epoch [012]: loss -\?[0-9.]*$' "$tmp/whole")" = 3 ] || fail "train_images: $(cat "$tmp/whole")"
+[ "$(sort -u -k4 "$tmp/whole" | wc -l)" = 3 ] || fail "three epochs have the same crops: $(cat "$tmp/whole")"
+"$ex/train_images" "$tmp/images" 3 "$tmp/state" >"$tmp/out" || fail "train_images does not end at the end"
+[ ! -s "$tmp/out" ] || fail "train_images goes on behind the end"
+for steps in 2 3 5 100; do
+    "$ex/train_images" "$tmp/images" 3 "$tmp/pieces.state" $steps >>"$tmp/pieces" || fail "train_images failed after $steps steps"
+done
+sums() { awk '{sum[$2] += $4} END {for (e = 0; e < 3; e++) printf "%.2f\n", sum[e ":"]}' "$1"; }
+sums "$tmp/whole" | diff - <(sums "$tmp/pieces") || fail "a run in pieces sees other pixels"
+! "$ex/train_images" "$tmp/ds" 1 "$tmp/other" 2>"$tmp/out" || fail "train_images finds images where there are none"
+grep -q "no field 'image'\|field image\|'image'" "$tmp/out" || fail "train_images: $(cat "$tmp/out")"
 echo "test_examples: ok"
