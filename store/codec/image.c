@@ -173,13 +173,15 @@ static int rows(struct image_decoder *d, const struct image_part *part, struct r
     }
 }
 
-static int render_kept(struct image_decoder *d, const struct image_job *jobs, void *const *outs, uint32_t n, struct image_part *got,
+/* The part that was got goes through the resizer, or is kept for several. */
+static int render_part(struct image_decoder *d, const struct image_job *jobs, void *const *outs, uint32_t n, const struct image_part *got,
                        struct larder_error *err)
 {
-    int rc = resize_keep(d->kept, got, err);
+    d->views[0].part = *got;
+    int rc = n == 1 ? resize_begin(d->resize, &d->views[0], &jobs[0], outs[0], err) : resize_keep(d->kept, got, err);
     if (!rc)
-        rc = rows(d, got, d->kept, err);
-    for (uint32_t i = 0; !rc && i < n; i++) {
+        rc = rows(d, got, n == 1 ? d->resize : d->kept, err);
+    for (uint32_t i = 0; !rc && n > 1 && i < n; i++) {
         d->views[i].part = *got;
         if (!(rc = resize_begin(d->resize, &d->views[i], &jobs[i], outs[i], err)))
             rc = resize_from_kept(d->resize, d->kept, err);
@@ -188,6 +190,12 @@ static int render_kept(struct image_decoder *d, const struct image_job *jobs, vo
 }
 
 /* ---- the door ---- */
+
+void image_plain(struct image_decoder *d, bool plain)
+{
+    jpegdec_plain(d->jpeg, plain);
+    resize_plain(d->resize, plain);
+}
 
 int image_decoder_new(struct image_decoder **out, struct larder_error *err)
 {
@@ -260,15 +268,16 @@ int image_render_views(struct image_decoder *d, const struct image_job *jobs, vo
     if (!d->kind || !n || n > VIEWS_MAX || (jobs[0].mask && n > 1))
         return err_set(err, LARDER_EINVAL, !d->kind ? "no image is open" : "%u results of one image", n);
     int rc = plan(d, jobs, n, &scale, &want, err);
-    if (!rc)
+    if (rc)
+        return rc;
+    do {
         rc = begin(d, scale, jobs[0].mask, &want, &got, err);
-    if (!rc && got.bytes == 2 && jobs[0].dtype != IMAGE_U16)
-        rc = mask_refused("16-bit grey for a result of uint8", err);
-    if (rc || n > 1)
-        return rc ? rc : render_kept(d, jobs, outs, n, &got, err);
-    d->views[0].part = got;
-    rc = resize_begin(d->resize, &d->views[0], &jobs[0], outs[0], err);
-    return rc ? rc : rows(d, &got, d->resize, err);
+        if (!rc && got.bytes == 2 && jobs[0].dtype != IMAGE_U16)
+            rc = mask_refused("16-bit grey for a result of uint8", err);
+        if (!rc)
+            rc = render_part(d, jobs, outs, n, &got, err);
+    } while (rc == DECODE_AGAIN); /* once */
+    return rc;
 }
 
 int image_render(struct image_decoder *d, const struct image_job *job, void *out, struct larder_error *err)
