@@ -39,6 +39,7 @@ void resize_plain(struct resize *r, bool plain);
 #define HUFF_LOOK 10
 /* Zero it before first use. */
 struct huff_table {
+    uint64_t pair[1 << HUFF_LOOK]; /* AC */
     uint32_t look[1 << HUFF_LOOK];
     uint32_t below[17];        /* codes of this length are less, and lie behind those before them */
     int32_t first[17];         /* code + first: which value */
@@ -65,6 +66,8 @@ struct huff_scan {
 void huff_begin(struct huff_scan *s, const uint8_t *data, size_t len);
 /* The next MCU into its blocks, which are zeroed (NULL: passed over). false: not clean. */
 bool huff_mcu(struct huff_scan *s, int16_t (*const *out)[64]);
+/* The data end here, and no marker says that they should. */
+bool huff_near_end(const struct huff_scan *s);
 
 /* ---- the decoders: each reads its own format only ----
  *

@@ -2,8 +2,9 @@
 /*
  * huffman.c - the entropy coding of baseline JPEG (ITU T.81, annex F.2), which is most of the time of a decode. Pure.
  *
- * One lookup of LOOK bits tells a whole coefficient where code and value fit: how many bits, how many zeros before it, which value. Bits
- * come eight bytes at a time, unless an 0xff is among them, which may be stuffed or a marker.
+ * One lookup of LOOK bits tells a whole coefficient where code and value fit: how many bits, how many zeros before it, which value. Where
+ * the next one fits too, it tells both: what takes time is the way from one lookup to the next. Bits come eight bytes at a time, unless an
+ * 0xff is among them, which may be stuffed or a marker.
  *
  * Only what is clean is decoded. On anything else (codes that do not exist, too many coefficients, a marker too early, an end) the
  * answer is no, and the caller does it all again by the library, whose way with damage is then the only one.
@@ -16,10 +17,13 @@
 /* An entry: bits 0..5 length of code and value together; 6 set when they do not fit; 8..14 places to go on; 16..31 the value. Those that
  * do not fit: 0..5 length of the code, 0 when that does not fit either; 16..23 the symbol. */
 #define LONG 64u
+/* A pair: the first entry with the length of both; 32..38 places to go on to the second; 40..45 length of the first alone; 48..63 the value of the
+ * second. Without a second: the first's value, once more at the same place. */
 #define SKIP_END 127u  /* the block ends */
 #define SKIP_BAD 64u   /* beyond the block, as damage is */
 static uint32_t entry(uint32_t length, uint32_t skip, int32_t value) { return length | skip << 8 | (uint32_t)value << 16; }
-static uint32_t skip_of(uint32_t e) { return e >> 8 & 127; }
+static uint32_t skip_of(uint64_t e) { return (uint32_t)(e >> 8) & 127; }
+static uint64_t alone(uint32_t e) { return e | (uint64_t)(e & 63) << 40 | (uint64_t)(e >> 16) << 48; }
 
 static int32_t extend(uint32_t r, uint32_t s) { return s && r < 1u << (s - 1) ? (int32_t)r - (int32_t)(1u << s) + 1 : (int32_t)r; }
 
@@ -31,6 +35,17 @@ static void fill_code(struct huff_table *t, uint32_t code, uint32_t length, uint
         bool fits = length + s <= LOOK;
         uint32_t r = fits ? i >> (LOOK - length - s) : 0;
         t->look[at + i] = fits ? entry(length + s, skip, extend(r, s)) : entry(length | LONG, 0, (int32_t)symbol);
+    }
+}
+
+/* After the entries of single ones. */
+static void fill_pairs(struct huff_table *t)
+{
+    for (uint32_t i = 0; i < 1u << LOOK; i++) {
+        uint32_t a = t->look[i], n = a & 63, b = t->look[i << n & ((1u << LOOK) - 1)];
+        t->pair[i] = alone(a);
+        if (!(a & LONG) && skip_of(a) < 64 && !(b & LONG) && n + (b & 63) <= LOOK)
+            t->pair[i] = (a + (b & 63)) | (uint64_t)skip_of(b) << 32 | (uint64_t)n << 40 | (uint64_t)(b >> 16) << 48;
     }
 }
 
@@ -57,6 +72,8 @@ bool huff_table_set(struct huff_table *t, const uint8_t *counts, const uint8_t *
         }
         t->below[length] = counts[length] ? code : 0;
     }
+    if (!dc)
+        fill_pairs(t);
     t->valid = true;
     return true;
 }
@@ -143,6 +160,41 @@ static const uint8_t natural[64] = {0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 
                                     41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
                                     30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
 
+/* All coefficients but the first. */
+INLINE bool rest(const struct huff_table *t, struct huff_bits *b, int16_t *out)
+{
+    for (uint32_t k = 0;;) {
+        if (b->count < 16)
+            refill(b);
+        uint64_t before = b->bits, e = t->pair[before >> (64 - LOOK)];
+        if (unlikely(e & LONG)) {
+            e = alone(next_long(t, b, (uint32_t)e));
+        } else {
+            b->bits <<= e & 63;
+            b->count -= (int)(e & 63);
+        }
+        uint32_t first = k + skip_of(e);
+        k = first + ((uint32_t)(e >> 32) & 127);
+        if (likely(k < 63)) {
+            if (out) {
+                out[natural[first]] = (int16_t)(e >> 16);
+                out[natural[k]] = (int16_t)(e >> 48);
+            }
+            continue;
+        }
+        if (out && first <= 63)
+            out[natural[first]] = (int16_t)(e >> 16);
+        if (first == 63 && (e & 63) != (e >> 40 & 63)) { /* what follows is not of this block */
+            b->bits = before << (e >> 40 & 63);
+            b->count += (int)(e & 63) - (int)(e >> 40 & 63);
+        } else if (out && k == 63) {
+            out[63] = (int16_t)(e >> 48);
+        }
+        bool ended = first < 63 ? k == 63 || k >= SKIP_END : first == 63 || first >= SKIP_END;
+        return ended && b->count >= 0;
+    }
+}
+
 INLINE bool block(const struct huff_table *dc, const struct huff_table *ac, struct huff_bits *b, int32_t *last_dc, int16_t *out)
 {
     uint32_t e = next(dc, b), k = skip_of(e);
@@ -151,17 +203,7 @@ INLINE bool block(const struct huff_table *dc, const struct huff_table *ac, stru
         out[0] = (int16_t)*last_dc;
     if (k)
         return false;
-    for (;;) {
-        e = next(ac, b);
-        k += skip_of(e);
-        if (k >= 63)
-            break;
-        if (out)
-            out[natural[k]] = (int16_t)(e >> 16);
-    }
-    if (out && k == 63)
-        out[63] = (int16_t)(e >> 16);
-    return (k == 63 || k >= SKIP_END) && b->count >= 0;
+    return rest(ac, b, out);
 }
 
 static bool restart(struct huff_scan *s)
@@ -210,4 +252,14 @@ bool huff_mcu(struct huff_scan *s, int16_t (*const *out)[64])
         return mcu_bmi2(s, out);
 #endif
     return mcu_plain(s, out);
+}
+
+/* A few bytes on, where the library may have looked ahead. */
+bool huff_near_end(const struct huff_scan *s)
+{
+    const uint8_t *p = s->in.p;
+    for (; p < s->in.end && p < s->in.p + 16; p++)
+        if (*p == 0xff && s->in.end - p > 1 && p[1])
+            return false; /* a marker: nothing is missing */
+    return p == s->in.end;
 }

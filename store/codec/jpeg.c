@@ -43,8 +43,9 @@ struct jpegdec {
     struct image_part part;    /* being decoded */
     struct huff_scan scan;
     bool plain;                /* never by huffman.c */
+    bool own;                  /* now by huffman.c */
     bool again;                /* the image was not clean: not by huffman.c either */
-    bool dirty;                /* it was found just now */
+    bool dirty;                /* this was found just now */
     uint8_t *cmyk; size_t cap_cmyk;
 };
 
@@ -138,6 +139,7 @@ static void use_own_huffman(struct jpegdec *j)
     s->restart_interval = c->restart_interval;
     huff_begin(s, c->src->next_input_byte, c->src->bytes_in_buffer);
     c->entropy->decode_mcu = own_mcu;
+    j->own = true;
 }
 #else
 static void use_own_huffman(struct jpegdec *j) { (void)j; }
@@ -200,7 +202,7 @@ static void cut_columns(struct jpegdec *j, struct image_part *part)
 static int read_header(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err)
 {
     jpeg_abort_decompress(&j->c);
-    j->opened = j->ended = j->dirty = false;
+    j->opened = j->ended = j->own = j->dirty = false;
     j->data = data;
     j->len = len;
     if (len == 0 || len > UINT32_MAX)
@@ -254,12 +256,16 @@ int jpegdec_rows(struct jpegdec *j, struct resize *r, struct larder_error *err)
 {
     struct jpeg_decompress_struct *c = &j->c;
     if (setjmp(j->fail)) {
-        j->again |= j->dirty;
+        j->again = j->again || j->dirty;
         return give_up(j, j->dirty ? DECODE_AGAIN : err_set(err, LARDER_ECORRUPT, "JPEG: %.120s", j->why));
     }
     if (j->part.y)
         jpeg_skip_scanlines(c, j->part.y);
     read_rows(j, r, j->part.y, j->part.y + j->part.h);
+    if (j->own && huff_near_end(&j->scan)) {
+        j->again = true;
+        return give_up(j, DECODE_AGAIN);
+    }
     if (!j->ended)
         return give_up(j, LARDER_OK);
     return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG of %u x %u ends before line %u", c->image_width, c->image_height,

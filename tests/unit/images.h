@@ -6,6 +6,7 @@
 #ifndef TEST_IMAGES_H
 #define TEST_IMAGES_H
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
