@@ -66,7 +66,13 @@ void pinned_grow(struct pinned *p, uint64_t end)
         p->done = end;
     }
     pthread_mutex_unlock(&p->lock);
-    cuda_pins_poke(p->cuda, end, false);
+    pinned_register(p, end);
+}
+
+void pinned_register(struct pinned *p, uint64_t end)
+{
+    if (p)
+        cuda_pins_poke(p->cuda, end, false);
 }
 
 void pinned_stats(const struct pinned *p, struct pinned_stats *out)

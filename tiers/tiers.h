@@ -72,6 +72,9 @@ int pinned_new(void *base, const struct larder_cache_options *o, struct pinned *
  * refuses to copy in one piece what lies across the end of a registration: pass only an `end` that nothing which is copied ever lies
  * across, best all of it in one call. Registering populates memory. */
 void pinned_grow(struct pinned *p, uint64_t end);
+/* Registers [base, base + end) alone, if this process uses CUDA by now, and else does nothing: for memory that is in use all the time anyway.
+ * Ask again when it may have begun to, as tiers_register is asked. */
+void pinned_register(struct pinned *p, uint64_t end);
 void pinned_stats(const struct pinned *p, struct pinned_stats *out);
 void pinned_free(struct pinned *p); /* unregisters: before the memory goes. NULL is allowed; in a forked child it only gives back memory */
 
