@@ -64,7 +64,7 @@ struct feed {
     pthread_cond_t ready;
     struct part_list done;
     atomic_bool stop;
-    bool waiting;
+    bool waiting, woken;
     int broken;                   /* a queue itself failed */
     struct larder_error why;
 };
@@ -449,6 +449,19 @@ void feed_abandon(struct feed *f)
 
 struct tiers_queue *feed_only(struct feed *f) { return f->n == 1 ? f->lane[0].queue : NULL; }
 
+void feed_wake(struct feed *f)
+{
+    if (f->n == 1) {
+        tiers_queue_wake(f->lane[0].queue);
+        return;
+    }
+    pthread_mutex_lock(&f->lock);
+    f->woken = true;
+    if (f->waiting)
+        pthread_cond_signal(&f->ready);
+    pthread_mutex_unlock(&f->lock);
+}
+
 size_t feed_under_way(const struct feed *f) { return f->under_way; }
 
 static void post(struct feed *f, uint32_t source, struct feed_part *p)
@@ -510,11 +523,12 @@ static int next_of_mix(struct feed *f, bool wait, void **tag, struct larder_erro
     int rc = LARDER_END;
 
     pthread_mutex_lock(&f->lock);
-    while (!(b = whole(f)) && wait && !f->broken && !atomic_load(&f->stop)) {
+    while (!(b = whole(f)) && wait && !f->broken && !f->woken && !atomic_load(&f->stop)) {
         f->waiting = true;
         pthread_cond_wait(&f->ready, &f->lock);
         f->waiting = false;
     }
+    f->woken &= !wait;
     if (b)
         rc = LARDER_OK;
     else if ((rc = f->broken) && err)

@@ -19,6 +19,7 @@ int feed_open(struct feed *f, unsigned depth, struct larder_error *err); /* clos
 void feed_close(struct feed *f);   /* waits for reads in flight; batches under way are given up */
 void feed_cancel(struct feed *f);  /* any thread: it is to be closed, and feed_next waits no more */
 void feed_abandon(struct feed *f); /* in a forked child: its memory only */
+void feed_wake(struct feed *f);    /* any thread: a feed_next that waits, or the next one that would, returns soon, perhaps with END */
 struct tiers_queue *feed_only(struct feed *f); /* of one dataset its queue, else NULL */
 size_t feed_under_way(const struct feed *f);   /* batches */
 /* Starts a planned batch. memory: 4096-aligned, the planned bytes, untouched until it comes back with its tag. */

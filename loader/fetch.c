@@ -8,8 +8,8 @@
  * much again as threshold (50/50, DELI V-B); else there is no threshold, and each batch is requested as soon as it has room: what is at
  * hand need not be waited for.
  *
- * The thread waits either for the queue (reads in flight) or for `space` (none in flight: room, or a window that falls due). Without workers
- * it also decodes, a portion between two looks at the queue, so that the device is never left without work.
+ * The thread waits either in the feed (reads in flight) or for `space` (none in flight: room, or a window that falls due), and is woken in the
+ * feed, too, when there is space. Without workers it also decodes, a portion between two looks at the queue, so that the device is never left without work.
  *
  * Threads: this one. It shares slots with workers and the consumer under the stage's lock.
  */
@@ -234,13 +234,18 @@ static bool start_next(struct stage *st)
     bool blocked = false;
     uint64_t begin;
 
-    if (!due(st) || (!st->planned && (planned_all(st) || !epoch_settled(st))))
+    st->wants_space = false;
+    if (!st->planned && planned_all(st))
+        return false;
+    st->wants_space = !due(st);
+    if (st->wants_space || (!st->planned && !epoch_settled(st)))
         return false;
     if (!st->planned) {
         if (stage_slot(st, &st->planned, &e)) {
             fail(st, st->plan_seq, &e);
             return false;
         }
+        st->wants_space = !st->planned;
         if (!st->planned)
             return false;
         begin = now_ns();
@@ -254,7 +259,10 @@ static bool start_next(struct stage *st)
             trace_span(st->o.trace, TRACE_PLAN, "plan", begin, now_ns(), &b);
         }
     }
-    return start(st, &blocked, &e) == 0 && !blocked;
+    if (start(st, &blocked, &e))
+        return false;
+    st->wants_space = blocked;
+    return !blocked;
 }
 
 /* ---- completion ---- */
@@ -273,7 +281,19 @@ static void fetched(struct stage *st, struct slot *s)
     pthread_mutex_unlock(&st->lock);
 }
 
-/* Takes what the queue has completed; waits for one if told to. */
+/* May it sleep in the feed? Not when there is space by now; from here on it is woken when there is. */
+static bool may_sleep(struct stage *st)
+{
+    bool yes;
+
+    pthread_mutex_lock(&st->lock);
+    yes = !st->wants_space || st->blocked || !window_due(&st->window);
+    st->fetcher_reads = yes && st->wants_space;
+    pthread_mutex_unlock(&st->lock);
+    return yes;
+}
+
+/* Takes what the feed has completed; waits for one if told to. */
 static void reap(struct stage *st, bool wait)
 {
     struct larder_error e = {0};
@@ -298,6 +318,21 @@ static void reap(struct stage *st, bool wait)
 }
 
 /* ---- the thread ---- */
+
+/* A region that was full once is locked and registered with CUDA, as a whole: it has been touched already, and nothing that is copied to a
+ * device lies across an end. */
+static void pin_region(struct stage *st)
+{
+    bool full;
+
+    pthread_mutex_lock(&st->lock);
+    full = st->blocked && st->blocked_bytes;
+    pthread_mutex_unlock(&st->lock);
+    if (!full)
+        return;
+    st->full_once = true;
+    pinned_grow(st->pinned, st->o.staging_bytes);
+}
 
 /* Nothing is in flight and nothing to decode: waits for room, and for a window to fall due. False: it is over. */
 static bool wait_for_space(struct stage *st)
@@ -342,8 +377,10 @@ static void run(struct stage *st)
         if (st->cork)
             tiers_queue_cork(feed_only(st->feed), started && st->plan_seq > 1); /* the very first batch does not wait for a window */
         worked = st->n_threads == 0 && work_some(st);
+        if (st->wants_space && !st->full_once)
+            pin_region(st);
         if (feed_under_way(st->feed))
-            reap(st, !started && !worked);
+            reap(st, !started && !worked && may_sleep(st));
         else if (!started && !worked && ((!st->planned && planned_all(st)) || !wait_for_space(st)))
             return;
     }

@@ -22,7 +22,7 @@
  *   2. live[] holds the pieces of the region that are in use, by offset.
  *   3. Batches before fail_seq are handed over even when a later one has failed; then the failure is, for ever (or up to a seek).
  *      A wait that ends without a batch (ETIMEOUT, too many held) leaves everything as it is.
- *   4. The fetch thread waits either for the queue (reads in flight) or for `space` (none in flight), workers for `some_work`, the consumer
+ *   4. The fetch thread waits either in the feed (reads in flight) or for `space` (none in flight), workers for `some_work`, the consumer
  *      for `ready`; each side signals only when the other says that it waits.
  *
  * Threads: the fetch thread and the workers; the consumer's calls (one at a time); stage_release from any thread.
@@ -35,6 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define HUGE_PAGE (2 * MIB)
 #define SLOTS_MIN 16
 #define SLOTS_MAX 512
 #define SLOTS_WINDOW_MAX 65536 /* where a window in samples asks for more */
@@ -51,12 +52,23 @@ static void block(struct stage *st, size_t bytes)
         pthread_cond_signal(&st->ready);
 }
 
+/* The fetch thread may go on, if a window is due. With the lock held. */
+static void wake_fetcher(struct stage *st)
+{
+    if ((!st->fetcher_waits && !st->fetcher_reads) || st->blocked || !window_due(&st->window))
+        return;
+    if (st->fetcher_waits)
+        pthread_cond_signal(&st->space);
+    else
+        feed_wake(st->feed);
+    st->fetcher_reads = false;
+}
+
 /* There is room that was not there before. With the lock held. */
 static void unblock(struct stage *st)
 {
     st->blocked = false;
-    if (st->fetcher_waits && window_due(&st->window))
-        pthread_cond_signal(&st->space);
+    wake_fetcher(st);
 }
 
 static void insert(struct stage *st, struct piece *p, unsigned at)
@@ -209,6 +221,7 @@ int stage_slot(struct stage *st, struct slot **out, struct larder_error *err)
 
 static void stage_free(struct stage *st)
 {
+    pinned_free(st->pinned);
     if (st->region)
         munmap(st->region, st->o.staging_bytes);
     free(st->slots);
@@ -231,20 +244,30 @@ static unsigned slots_wanted(const struct stage *st)
     return (unsigned)n;
 }
 
-/* The region: shared memory where there is such, which nobody else sees yet. */
+/* The region: shared memory where there is such, which nobody else sees yet. It begins where a huge page does. */
 static uint8_t *region_map(size_t bytes)
 {
-    int fd = memfd_create("larder-staging", MFD_CLOEXEC);
+    int fd = memfd_create("larder-staging", MFD_CLOEXEC), flags = MAP_NORESERVE | MAP_FIXED;
+    uint8_t *room = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at = NULL;
     void *region = MAP_FAILED;
 
-    if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
-        region = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (room != MAP_FAILED) {
+        at = room + (round_up((uintptr_t)room, HUGE_PAGE) - (uintptr_t)room);
+        if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
+            region = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
+        if (region == MAP_FAILED)
+            region = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+        if (region == MAP_FAILED)
+            munmap(room, bytes + HUGE_PAGE);
+    }
     if (fd >= 0)
         close(fd);
     if (region == MAP_FAILED)
-        region = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (region == MAP_FAILED)
         return NULL;
+    if (at > room)
+        munmap(room, (size_t)(at - room));
+    if (at < room + HUGE_PAGE)
+        munmap(at + bytes, (size_t)(room + HUGE_PAGE - at));
     (void)madvise(region, bytes, MADV_HUGEPAGE); /* a hint */
     return region;
 }
@@ -266,6 +289,7 @@ static int allocate(struct stage *st, struct larder_error *err)
     st->region = region_map(st->o.staging_bytes);
     if (!st->region)
         return err_nomem(err, st->o.staging_bytes, "staging buffer (staging_bytes)");
+    (void)pinned_new(st->region, tiers_pin_options(st->o.tiers), &st->pinned, NULL); /* it only helps */
     int rc = feed_new(st->o.tiers_of ? st->o.tiers_of : &st->o.tiers, st->o.stores ? st->o.stores : &st->o.store, st->n_sources, &st->feed, err);
     return rc ? rc : work_open(st, err);
 }
@@ -315,6 +339,9 @@ static void halt(struct stage *st)
         pthread_join(st->thread, NULL);
     for (unsigned i = 0; i < st->n_threads; i++)
         pthread_join(st->workers[i].thread, NULL);
+    pthread_mutex_lock(&st->lock);
+    st->fetcher_reads = false; /* releases leave the feed alone from now on */
+    pthread_mutex_unlock(&st->lock);
     st->fetching = false;
     st->n_threads = 0;
     if (st->feed)
@@ -605,8 +632,7 @@ int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **
         st->n_held++;
         st->next_seq++;
         window_consume(&st->window, s->units);
-        if (st->fetcher_waits && window_due(&st->window))
-            pthread_cond_signal(&st->space);
+        wake_fetcher(st);
         rc = 0;
     } else if (st->next_seq >= st->fail_seq) {
         if (err)

@@ -62,6 +62,7 @@ struct stage {
     uint32_t n_sources;
     struct feed *feed;           /* open while the fetch thread runs, and its */
     uint8_t *region;
+    struct pinned *pinned;       /* NULL: it cannot be */
     unsigned slots_max;
     bool streams;                /* the tiers read ahead for us */
     bool dense;                  /* records of a window lie so near each other that they share GETs */
@@ -82,6 +83,8 @@ struct stage {
     uint32_t *sources;           /* and of which dataset they are; NULL: there is one */
     uint64_t plan_epoch, plan_number;
     struct slot *planned;        /* waits for room */
+    bool full_once;              /* the region was, so that it is pinned */
+    bool wants_space;            /* the next batch waits for room, or for a window to fall due: nothing else */
     bool registered;
 
     atomic_bool stop;            /* set with the lock held */
@@ -98,7 +101,8 @@ struct stage {
     struct window window;        /* in samples where the options say so, else in bytes of pieces */
     bool windowed;               /* it is set: its size in bytes is known with the first batch */
     int open_rc;                 /* of the fetch thread's own opening */
-    bool opened, blocked, consumer_waits, fetcher_waits;
+    bool opened, blocked, consumer_waits;
+    bool fetcher_waits, fetcher_reads; /* for `space`; in the feed, though it wants space */
     size_t blocked_bytes;        /* what the planned batch needs */
     uint64_t fail_seq;           /* UINT64_MAX: none */
     struct larder_error fail;
