@@ -50,21 +50,34 @@ void bad_release(struct bad_notes *b)
 
 /* ---- what is said ---- */
 
-void bad_describe(struct store *s, uint64_t ordinal, const char *why, char message[244])
+/* Without the place that the messages of others begin with: it is said already. */
+static const char *behind_place(const char *why)
+{
+    const char *end = strncmp(why, "source ", 7) == 0 ? strstr(why, ": ") : NULL;
+    if (end)
+        why = end + 2;
+    end = strncmp(why, "shards/", 7) == 0 ? strstr(why, "): ") : NULL;
+    return end ? end + 3 : why;
+}
+
+void bad_describe(struct store *s, int source, uint64_t ordinal, const char *why, char message[244])
 {
     const struct manifest *m = store_manifest(s);
     uint8_t key[LARDER_KEY_MAX];
-    char shown[256];
+    char shown[256], of[32] = "";
     size_t len = 0, shard = 0;
+    why = behind_place(why);
+    if (source >= 0)
+        snprintf(of, sizeof(of), "source %d, ", source);
     while (shard + 1 < m->n_shards && m->shards[shard + 1].base <= ordinal)
         shard++;
     uint64_t slot = m->n_shards ? ordinal - m->shards[shard].base : 0;
     if (store_key(s, ordinal, key, sizeof(key), &len, NULL) == LARDER_OK) {
         key_text(key, MIN(len, sizeof(key)), shown);
-        snprintf(message, 244, "sample '%.63s' (ordinal %llu, shard %zu slot %llu), %s", shown, (unsigned long long)ordinal, shard,
+        snprintf(message, 244, "sample '%.63s' (%sordinal %llu, shard %zu slot %llu), %s", shown, of, (unsigned long long)ordinal, shard,
                  (unsigned long long)slot, why);
     } else {
-        snprintf(message, 244, "sample with ordinal %llu (shard %zu slot %llu), %s", (unsigned long long)ordinal, shard,
+        snprintf(message, 244, "sample with ordinal %llu (%sshard %zu slot %llu), %s", (unsigned long long)ordinal, of, shard,
                  (unsigned long long)slot, why);
     }
 }
@@ -72,8 +85,7 @@ void bad_describe(struct store *s, uint64_t ordinal, const char *why, char messa
 int bad_refuse(const char *message, const char *uri, uint64_t ordinal, struct larder_error *err)
 {
     char advice[160];
-    size_t len = strlen(uri);
-    const char *name = len > URI_SHOWN ? "DATASET" : uri;
+    const char *name = !uri || strlen(uri) > URI_SHOWN ? "DATASET" : uri;
     snprintf(advice, sizeof(advice), "; on_bad_sample=replace goes on; larder get %s @%llu shows it", name, (unsigned long long)ordinal);
     int room = (int)(sizeof(err->message) - 1 - strlen(advice));
     return err_set(err, LARDER_ECORRUPT, "%.*s%s", room, message, advice);

@@ -87,7 +87,10 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
         return rc;
     b->position = slice.position;
     b->valid = slice.valid;
+    mend_begin(s);
     rc = feed_batch_plan(s->reads, st->ordinals, st->sources, b->n, &bytes, err);
+    if (rc == LARDER_ECORRUPT && st->o.replace)
+        rc = mend_plan(st, s, &bytes, err);
     if (rc)
         return rc;
     lay_out(st, s, bytes);
@@ -144,11 +147,11 @@ static void lay_down(struct stage *st, struct slot *s)
     }
     s->values = (struct larder_value *)(void *)(memory + s->values_at);
     memcpy(lasting + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
-    s->batch.ordinals = (uint64_t *)(void *)(lasting + s->ordinals_at);
+    s->batch.ordinals = s->ordinals = (uint64_t *)(void *)(lasting + s->ordinals_at);
     if (st->positions)
         s->batch.positions = memcpy(lasting + s->positions_at, st->positions, s->batch.n * sizeof(uint64_t));
     if (st->sources)
-        s->batch.sources = memcpy(lasting + s->sources_at, st->sources, s->batch.n * sizeof(uint32_t));
+        s->batch.sources = s->sources = memcpy(lasting + s->sources_at, st->sources, s->batch.n * sizeof(uint32_t));
     s->batch.values = st->o.prep ? NULL : s->values;
     if (st->o.prep)
         prep_begin(st->o.prep, &s->prep, s->batch.n, s->raw_bytes, s->raw_max, st->o.plan.order.seed, s->batch.epoch, lasting + s->arrays_at);
@@ -270,7 +273,7 @@ static bool start_next(struct stage *st)
 static void fetched(struct stage *st, struct slot *s)
 {
     s->fetched_ns = now_ns();
-    s->cost.io = feed_batch_counts(s->reads);
+    s->cost.io = s->alone ? (struct tiers_counts){.dram = {0}} : feed_batch_counts(s->reads);
     if (st->o.trace) {
         struct trace_batch b = stage_traced(s);
         trace_state(st->o.trace, "fetch", s->start_ns, s->fetched_ns, &b);
@@ -305,16 +308,41 @@ static void reap(struct stage *st, bool wait)
         rc = feed_next(st->feed, wait, &tag, &e);
         if (rc == LARDER_END)
             return;
+        if (st->alone && (tag == st->alone || !tag)) {
+            st->alone = NULL;
+            st->alone_rc = rc;
+            st->alone_error = e;
+            if (tag)
+                continue;
+        }
         s = tag;
         if (rc && !s) { /* the queue itself */
             fail(st, 0, &e);
             return;
         }
-        if (rc)
+        s->alone = rc == LARDER_ECORRUPT; /* one of its records, or some: which, is found by reading each */
+        if (rc && !s->alone)
             fail(st, s->seq, &e);
         else
             fetched(st, s);
     }
+}
+
+int fetch_alone(struct stage *st, struct feed_batch *b, void *memory, struct larder_error *err)
+{
+    int rc = feed_start(st->feed, b, memory, b, err);
+
+    if (rc)
+        return rc;
+    st->alone = b;
+    st->alone_rc = LARDER_END;
+    if (feed_only(st->feed))
+        tiers_queue_cork(feed_only(st->feed), false);
+    while (st->alone && !atomic_load(&st->stop))
+        reap(st, true);
+    if (st->alone_rc < 0 && err)
+        *err = st->alone_error;
+    return st->alone_rc;
 }
 
 /* ---- the thread ---- */

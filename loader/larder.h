@@ -562,19 +562,22 @@ enum larder_last {
     LARDER_LAST_PAD = 3    /* whole batches, filled up from the beginning of the epoch; batch.valid says how many count */
 };
 
-/* What becomes of a sample that cannot be decoded, or whose bytes are still damaged after they were fetched again. Never of what a disk,
- * a server or memory refused. */
+/* What becomes of a bad sample: one that cannot be decoded, or whose bytes are still damaged after they were fetched again. Never of what a
+ * disk, a server or memory refused. */
 enum larder_on_bad {
     LARDER_ON_BAD_FAIL = 0,   /* larder_loader_next() fails with ECORRUPT, and names it */
-    LARDER_ON_BAD_REPLACE = 1 /* another one takes its place, label, ordinal and all: a function of (seed, epoch, position) */
+    LARDER_ON_BAD_REPLACE = 1 /* another one of the epoch takes its place, label, ordinal and all: a function of (seed, epoch, position); the
+                               * next one, when that is bad, too. 64 bad ones in a row are an error. */
 };
 
 struct larder_bad_sample {
     uint64_t epoch, position;
     uint64_t ordinal;          /* the bad one */
-    uint64_t substitute;       /* in its place; LARDER_NO_ORDINAL: none */
+    uint64_t substitute;       /* in its place */
+    uint32_t source, substitute_source; /* of a mix: of which datasets they are */
     const char *message;       /* "sample 'n02_77' (ordinal 40312, shard 17 slot 88), field image: JPEG ends at line 61 of 375" */
 };
+/* Called by larder_loader_next() for each bad sample of the batch that it is about to give, by position; not to call it again. */
 typedef void larder_bad_fn(void *user, const struct larder_bad_sample *bad);
 
 /* A global batch, for who assigns its samples to ranks. Borrowed during the call. */
@@ -627,7 +630,8 @@ struct larder_loader_options {
                                * staging_bytes each where the records of a window share GETs of a remote origin, else batch after batch,
                                * as there is room. EINVAL when they cannot fit staging_bytes. */
     int on_bad_sample;        /* enum larder_on_bad */
-    double max_bad;           /* REPLACE: a greater share of the samples asked for so far is an error, from the 1,000th on; 0: 0.001 */
+    double max_bad;           /* REPLACE: more than this share of the samples asked for since the loader was opened is an error, from the 1,000th
+                               * on; one always may be. 0: 0.001 */
     larder_bad_fn *bad;       /* told of each bad sample; from the thread that calls larder_loader_next(); may be NULL */
     uint64_t decoded_bytes;   /* the decoded cache: memory, of the node, for images decoded and scaled to a stored side (CoorDL 8). 0: none. With
                                * it every sample goes through that form, so that pixels do not depend on what is cached. */
@@ -705,7 +709,7 @@ struct larder_batch {
  * next epoch; after the last epoch every call returns LARDER_END); or an error. EINVAL, when the batches that the
  * caller holds leave no room for the next one, passes: release a batch and call again; so does ETIMEOUT, when timeout_ms went by
  * without a batch: what was under way goes on. After any other the loader is spent and
- * every further call returns the same error: ECORRUPT (names shard, slot and offset), EIO, ENOTFOUND (a shard is missing),
+ * every further call returns the same error: ECORRUPT (a bad sample, which is named; or too many of them: max_bad), EIO, ENOTFOUND (a shard is missing),
  * EREMOTE, EBUSY (a shard was replaced while it was read), ENOMEM (the batch does not fit the staging budget: says how much it needs),
  * EFORK. Batches before the damaged one are
  * delivered first. *batch is NULL unless LARDER_OK.
@@ -755,6 +759,7 @@ struct larder_loader_stats {
     struct larder_tier_stats origin;
     struct larder_tier_stats dram, nvme; /* all 0 where the dataset has no such tier */
     uint64_t order_bytes;  /* of memory that filter, weights and the caller's order take */
+    uint64_t bad;          /* samples that were bad, as options.bad was told */
 };
 
 /* Where the run stands, counting every batch that larder_loader_next() gave, as text (JSON, NUL-terminated, less than

@@ -18,6 +18,7 @@
 #define TIMEOUT_MS_DEFAULT 120000
 #define NOTICE_MS_DEFAULT 30000
 #define THREADS_MAX 1024
+#define MAX_BAD_DEFAULT 0.001
 
 struct larder_loader {
     struct stage *stage;
@@ -26,6 +27,9 @@ struct larder_loader {
     uint64_t length;              /* of an epoch */
     struct prep *prep;            /* NULL: values as they are */
     struct trace *trace;          /* NULL: none */
+    double max_bad;
+    larder_bad_fn *bad;           /* may be NULL */
+    void *user;
     uint64_t first_epoch;
     struct larder_loader_estimate first; /* of that one, taken before anything was fetched for it */
 
@@ -39,6 +43,8 @@ struct larder_loader {
     uint64_t number;              /* of the next batch */
     uint64_t begin_ns;            /* first call of this epoch; 0: not yet */
     struct larder_loader_stats stats;
+    struct bad_count bad_count;   /* since it was opened */
+    struct larder_error fail;     /* too many were bad: for ever, or up to a seek; code 0: not so */
 };
 
 static int loader_check(const struct larder_loader *ld, struct larder_error *err)
@@ -68,6 +74,10 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         o->world = 1;
     if (o->rank >= o->world)
         return err_set(err, LARDER_EINVAL, "larder_loader_options: rank %u of %u: ranks begin at 0", o->rank, o->world);
+    if (o->on_bad_sample != LARDER_ON_BAD_FAIL && o->on_bad_sample != LARDER_ON_BAD_REPLACE)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.on_bad_sample: %d is no enum larder_on_bad", o->on_bad_sample);
+    if (!(o->max_bad >= 0 && o->max_bad <= 1))
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.max_bad: %g is no share (0 to 1)", o->max_bad);
     if (o->queue_depth > 4096)
         return err_set(err, LARDER_EINVAL, "larder_loader_options.queue_depth: %u is more than 4096", o->queue_depth);
     if (o->threads > THREADS_MAX)
@@ -89,6 +99,8 @@ static int options_check(struct larder_loader_options *o, struct larder_error *e
         o->timeout_ms = TIMEOUT_MS_DEFAULT;
     if (!o->notice_ms)
         o->notice_ms = NOTICE_MS_DEFAULT;
+    if (o->max_bad == 0)
+        o->max_bad = MAX_BAD_DEFAULT;
     return 0;
 }
 
@@ -247,6 +259,11 @@ static int loader_open(const struct larder_mix_source *sources, uint32_t n, bool
     so.threads = threads_wanted(ld, &o);
     so.fetch_size = o.fetch_size;
     so.threshold = o.threshold;
+    so.replace = o.on_bad_sample == LARDER_ON_BAD_REPLACE;
+    so.uris = ld->recipe.uris;
+    ld->max_bad = o.max_bad;
+    ld->bad = o.bad;
+    ld->user = o.user;
     ld->first_epoch = ld->epoch;
     estimate_epoch(&ld->recipe, &ld->first);
     if (o.trace)
@@ -397,6 +414,7 @@ static void count(struct larder_loader *ld, const struct larder_batch *b, const 
     s->bytes += cost->bytes;
     s->fetch_stall_ns += cost->fetch_stall_ns;
     s->prep_stall_ns += cost->prep_stall_ns;
+    s->bad += cost->bad->n;
     tier_add(&s->dram, &cost->io.dram);
     tier_add(&s->nvme, &cost->io.nvme);
     tier_add(&s->origin, &cost->io.origin);
@@ -412,6 +430,29 @@ static int next_begin(struct larder_loader *ld)
     return ld->number == ld->batches ? epoch_end(ld) : LARDER_OK;
 }
 
+/* The batch's bad samples are told, and counted: too many end the run, and the batch is not given. In this call's turn. */
+static int tell_bad(struct larder_loader *ld, const struct larder_batch **batch, const struct bad_notes *b, struct larder_error *err)
+{
+    int rc;
+
+    for (size_t i = 0; ld->bad && i < b->n; i++) {
+        const struct bad_note *note = &b->notes[i];
+        struct larder_bad_sample told = {(*batch)->epoch, note->position, note->ordinal, note->substitute, note->source,
+                                         note->substitute_source, note->message};
+        ld->bad(ld->user, &told);
+    }
+    pthread_mutex_lock(&ld->lock);
+    rc = bad_account(&ld->bad_count, ld->max_bad, (*batch)->n, b, &ld->fail);
+    pthread_mutex_unlock(&ld->lock);
+    if (rc) {
+        stage_release(*batch);
+        *batch = NULL;
+        if (err)
+            *err = ld->fail;
+    }
+    return rc;
+}
+
 /* In this call's turn. */
 static int next(struct larder_loader *ld, uint64_t since_ns, const struct larder_batch **batch, struct larder_error *err)
 {
@@ -419,11 +460,15 @@ static int next(struct larder_loader *ld, uint64_t since_ns, const struct larder
     int rc;
 
     pthread_mutex_lock(&ld->lock);
-    rc = next_begin(ld);
+    rc = ld->fail.code ? ld->fail.code : next_begin(ld);
+    if (ld->fail.code && err)
+        *err = ld->fail;
     pthread_mutex_unlock(&ld->lock);
     if (rc)
         return rc;
     rc = stage_next(ld->stage, since_ns, batch, &cost, err);
+    if (!rc)
+        rc = tell_bad(ld, batch, cost.bad, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&ld->lock);
@@ -468,6 +513,7 @@ static int seek(struct larder_loader *ld, uint64_t epoch, uint64_t position, str
     ld->number = 0;
     ld->batches = slicing_batches(&ld->recipe.plan.slicing, position, length);
     ld->begin_ns = 0;
+    ld->fail.code = LARDER_OK;
     ld->stats = (struct larder_loader_stats){.epoch = epoch, .order_bytes = ld->stats.order_bytes};
     pthread_mutex_unlock(&ld->lock);
     return rc;

@@ -164,8 +164,9 @@ struct recipe {
     uint64_t *ends;
     uint64_t digest;            /* of all that the order depends on */
     uint64_t bytes;             /* of memory that filters, splits, weights, lists and what is beside them take */
-    struct store **stores;      /* [n] */
+    struct store **stores;      /* [n], as the next two */
     struct tiers **tiers;
+    const char **uris;
     uint32_t **fields;          /* as in struct stage_options */
     uint32_t fields_max;
 };
@@ -270,6 +271,7 @@ void result_give(void *result, const void *filled, size_t size);
 struct stage;
 struct prep;
 struct trace;
+struct bad_notes;
 
 struct stage_options {
     struct store *store;
@@ -292,6 +294,8 @@ struct stage_options {
     unsigned threads;         /* that decode; 0: the fetch thread does */
     uint64_t fetch_size, threshold; /* a window, in samples; fetch_size 0: as pays */
     struct trace *trace;      /* NULL: none. Borrowed */
+    bool replace;             /* bad samples, by others */
+    const char *const *uris;  /* [n_sources, or 1]: of the datasets, for messages. NULL: not known */
 };
 
 /* The cache of a handle; NULL for NULL (cache_api.c). */
@@ -302,6 +306,7 @@ struct stage_cost {
     uint64_t fetch_stall_ns, prep_stall_ns; /* of the call that got it */
     uint64_t bytes;                         /* of its fields */
     struct tiers_counts io;                 /* what each tier gave */
+    const struct bad_notes *bad;            /* of the batch, by position; borrowed until it is released */
 };
 
 int stage_open(const struct stage_options *o, struct stage **st, struct larder_error *err);

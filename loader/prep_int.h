@@ -132,16 +132,17 @@ struct prep {
 uint64_t bad_position(uint64_t seed, uint64_t epoch, uint64_t position, uint32_t try, uint64_t length);
 
 /* A bad sample of a batch. */
-struct bad_note { uint64_t position, ordinal, substitute; char message[244]; };
+struct bad_note { uint64_t position, ordinal, substitute; uint32_t source, substitute_source; char message[244]; };
 /* Of one batch, in any order until they are sorted. */
 struct bad_notes { struct bad_note *notes; size_t n, cap; };
 int bad_add(struct bad_notes *b, const struct bad_note *note, struct larder_error *err);
 void bad_sort(struct bad_notes *b); /* by position, and then as they were added */
 void bad_release(struct bad_notes *b);
 
-/* "sample 'n02_77' (ordinal 40312, shard 17 slot 88), " and why. Reads the key; what cannot be read is left out. */
-void bad_describe(struct store *s, uint64_t ordinal, const char *why, char message[244]);
-/* FAIL: ECORRUPT with that, and what to do about it. uri: of the dataset. */
+/* "sample 'n02_77' (ordinal 40312, shard 17 slot 88), " and why. Reads the key; what cannot be read is left out. source: of a mix, and said
+ * then; else -1. */
+void bad_describe(struct store *s, int source, uint64_t ordinal, const char *why, char message[244]);
+/* FAIL: ECORRUPT with that, and what to do about it. uri: of the dataset, or NULL. */
 int bad_refuse(const char *message, const char *uri, uint64_t ordinal, struct larder_error *err);
 
 /* How many there were, of how many that were asked for: since a loader was opened. */

@@ -227,12 +227,14 @@ int recipe_open(const struct larder_mix_source *sources, uint32_t n, bool mix, i
         return err_nomem(err, n * sizeof(*r->source), "loader");
     r->stores = calloc(n, sizeof(*r->stores));
     r->tiers = calloc(n, sizeof(*r->tiers));
-    if (!r->stores || !r->tiers)
+    r->uris = calloc(n, sizeof(*r->uris));
+    if (!r->stores || !r->tiers || !r->uris)
         rc = err_nomem(err, n * sizeof(*r->stores), "loader");
     for (uint32_t i = 0; !rc && i < n; i++) {
         r->source[i].ds = sources[i].ds;
         r->stores[i] = sources[i].ds->store;
         r->tiers[i] = sources[i].ds->tiers;
+        r->uris[i] = sources[i].ds->path;
     }
     if (!rc)
         rc = mix ? take_mix(r, sources, exhausted, o, &part, err) : take_one(r, o, &part, err);
@@ -267,6 +269,7 @@ void recipe_close(struct recipe *r, bool forked)
     free(r->ends);
     free(r->stores);
     free(r->tiers);
+    free(r->uris);
     free(r->fields);
     free(r->source);
     *r = (struct recipe){.n = 0};

@@ -164,6 +164,7 @@ static void slot_free(struct slot *s)
     if (!s)
         return;
     feed_batch_free(s->reads);
+    mend_release(s);
     free(s);
 }
 
@@ -332,6 +333,7 @@ static void halt(struct stage *st)
     atomic_store(&st->stop, true);
     pthread_cond_signal(&st->space);
     pthread_cond_broadcast(&st->some_work);
+    mend_cancel(st);
     pthread_mutex_unlock(&st->lock);
     if (st->feed)
         feed_cancel(st->feed); /* not to wait for what other processes fetch */
@@ -346,6 +348,9 @@ static void halt(struct stage *st)
     st->n_threads = 0;
     if (st->feed)
         feed_close(st->feed);
+    st->alone = NULL;
+    for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++)
+        mend_close(&st->workers[i]);
 }
 
 /* Where the epochs begin; nothing but held batches is left. No thread runs. */
@@ -645,6 +650,7 @@ int stage_next(struct stage *st, uint64_t since_ns, const struct larder_batch **
     if (rc)
         return rc;
     *cost = s->cost;
+    cost->bad = &s->bad;
     count_stall(s, begin, cost);
     if (st->o.trace)
         trace_given(s, begin);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stage_int.h - inside the staging buffer: what its three files share.
+ * stage_int.h - inside the staging buffer: what its files share.
  *
  *     stage.c   the region, the slots, the consumer's calls, open, seek and close
  *     fetch.c   the fetch thread: plans batches, finds room for them, starts their reads
  *     work.c    decode: portions of fetched batches, by worker threads or by the fetch thread itself
+ *     mend.c    records read again, and other samples in the place of bad ones
  */
 #ifndef LARDER_STAGE_INT_H
 #define LARDER_STAGE_INT_H
@@ -30,6 +31,8 @@ struct slot {
     uint64_t raw_bytes, raw_max; /* of its records */
     uint64_t units;              /* what it counts in the window */
     struct larder_value *values;
+    uint64_t *ordinals;          /* batch.ordinals, */
+    uint32_t *sources;           /* and batch.sources */
     uint64_t *scratches;         /* [n], from scratch_at; NULL: no record is compressed */
     uint8_t *scratch;
     struct prep_batch prep;
@@ -42,6 +45,10 @@ struct slot {
     bool all_claimed;
     uint32_t failed_at;          /* the first sample that failed; UINT32_MAX: none did */
     struct larder_error failure;
+    uint64_t mended_bytes, mended_max; /* of values that stand in for bad ones (mend.c) */
+    struct spare *spares;        /* memory of records that were read alone */
+    struct bad_notes bad;        /* the fetch thread's before it is FETCHED */
+    bool alone;                  /* its reads failed as damaged: each record is to be read alone. Constant while it is FETCHED */
     struct slot *next;           /* in stage->work, by seq */
 };
 
@@ -52,6 +59,7 @@ struct worker {
     struct larder_value *values; /* of a record of another schema; NULL: all are of one */
     struct trace_batch batch;    /* at whose portions it has been without a break, since begin_ns; samples 0: at none */
     uint64_t begin_ns, end_ns;
+    struct lone *lone;           /* [sources]: for records read alone; NULL: there were none yet. Changed under the lock */
     pthread_t thread;
 };
 
@@ -85,6 +93,9 @@ struct stage {
     struct slot *planned;        /* waits for room */
     bool full_once;              /* the region was, so that it is pinned */
     bool wants_space;            /* the next batch waits for room, or for a window to fall due: nothing else */
+    struct feed_batch *alone;    /* of one record, while it is under way (fetch_alone) */
+    int alone_rc;
+    struct larder_error alone_error;
     bool registered;
 
     atomic_bool stop;            /* set with the lock held */
@@ -127,6 +138,9 @@ static inline struct trace_batch stage_traced(const struct slot *s)
 /* ---- fetch.c ---- */
 
 void *fetch_main(void *stage);
+/* Reads b on the thread's own feed, and takes what else completes meanwhile: that thread holds claims of other batches, for which another
+ * queue would wait in vain. LARDER_END: all is cancelled. */
+int fetch_alone(struct stage *st, struct feed_batch *b, void *memory, struct larder_error *err);
 
 /* ---- work.c ---- */
 
@@ -138,5 +152,31 @@ void work_add(struct stage *st, struct slot *s);
 /* Without workers: a portion of the oldest batch, by the fetch thread. False: there is none. */
 bool work_some(struct stage *st);
 void work_end(struct stage *st); /* that thread ends */
+/* Of a record of that source, as the first dataset has its fields. */
+void work_remap(const struct stage *st, uint32_t source, const struct larder_value *from, struct larder_value *to);
+/* The arrays of sample i, for which `ordinal` is taken, of the values in its place. */
+int work_arrays(struct worker *w, struct slot *s, uint32_t i, uint64_t ordinal, struct larder_error *err);
+
+/* ---- mend.c ---- */
+
+/* Where a sample stands in its epoch. */
+static inline uint64_t stage_position(const struct stage *st, const struct slot *s, uint32_t i)
+{
+    return s->batch.positions ? s->batch.positions[i] : (s->batch.position + i) % batch_plan_length(&st->o.plan);
+}
+
+void mend_begin(struct slot *s);   /* a batch is planned in it */
+void mend_release(struct slot *s);
+void mend_cancel(struct stage *st); /* reads under way end; lock held */
+void mend_close(struct worker *w);  /* which does not run */
+/* A record by itself, twice if it is damaged: its values, in memory of the slot. */
+struct which { uint64_t ordinal; uint32_t source; };
+int mend_read(struct worker *w, struct slot *s, struct which x, struct larder_value *values, struct larder_error *err);
+/* Sample i is bad, and that is why: refuses it, or puts another one in its place. */
+int mend_sample(struct worker *w, struct slot *s, uint32_t i, const struct larder_error *why, struct larder_error *err);
+/* Some of the planned batch cannot be located: plans it with others in their place. */
+int mend_plan(struct stage *st, struct slot *s, size_t *bytes, struct larder_error *err);
+/* Before the arrays of a batch end: with records in it that it was not planned with they may need more room. */
+int mend_room(struct worker *w, struct slot *s, struct larder_error *err);
 
 #endif

@@ -22,9 +22,10 @@
 
 /* ---- one sample ---- */
 
-/* The values of a record of another schema, as the first dataset has its fields. */
-static void remap(const struct stage *st, const uint32_t *fields, const struct larder_value *from, struct larder_value *to)
+void work_remap(const struct stage *st, uint32_t source, const struct larder_value *from, struct larder_value *to)
 {
+    const uint32_t *fields = st->o.fields[source];
+
     for (uint32_t f = 0; f < st->n_fields; f++)
         to[f] = fields[f] == UINT32_MAX ? (struct larder_value){NULL, 0} : from[fields[f]];
 }
@@ -34,24 +35,39 @@ static int decode(struct worker *w, struct slot *s, uint32_t i, struct larder_er
 {
     struct stage *st = w->stage;
     struct larder_value *v = s->values + (size_t)i * st->n_fields;
-    const uint32_t *fields = st->o.fields ? st->o.fields[feed_batch_source(s->reads, i)] : NULL;
-    int rc = feed_batch_decode(s->reads, i, w->decoder, s->scratches ? s->scratch + s->scratches[i] : s->scratch, fields ? w->values : v, err);
+    bool remap = st->o.fields != NULL;
+    int rc = feed_batch_decode(s->reads, i, w->decoder, s->scratches ? s->scratch + s->scratches[i] : s->scratch, remap ? w->values : v, err);
 
-    if (!rc && fields)
-        remap(st, fields, w->values, v);
+    if (!rc && remap)
+        work_remap(st, feed_batch_source(s->reads, i), w->values, v);
     return rc;
 }
 
-static int make(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
+int work_arrays(struct worker *w, struct slot *s, uint32_t i, uint64_t ordinal, struct larder_error *err)
 {
     const struct stage *st = w->stage;
-    const struct larder_batch *b = &s->batch;
-    uint64_t position = b->positions ? b->positions[i] : (b->position + i) % batch_plan_length(&st->o.plan);
-    int rc = decode(w, s, i, err);
 
-    if (rc || !w->prep)
-        return rc;
-    return prep_sample(w->prep, &s->prep, i, b->ordinals[i], position, s->values + (size_t)i * st->n_fields, err);
+    if (!w->prep)
+        return LARDER_OK;
+    return prep_sample(w->prep, &s->prep, i, ordinal, stage_position(st, s, i), s->values + (size_t)i * st->n_fields, err);
+}
+
+/* What is damaged is read again by itself; what is bad all the same is mended. */
+static int make(struct worker *w, struct slot *s, uint32_t i, struct larder_error *err)
+{
+    struct which x = {s->ordinals[i], s->sources ? s->sources[i] : 0};
+    struct larder_error why;
+    int rc = s->alone ? LARDER_ECORRUPT : decode(w, s, i, &why);
+
+    if (rc == LARDER_ECORRUPT)
+        rc = mend_read(w, s, x, s->values + (size_t)i * w->stage->n_fields, &why);
+    if (!rc)
+        rc = work_arrays(w, s, i, x.ordinal, &why);
+    if (rc == LARDER_ECORRUPT || rc == LARDER_EINVAL)
+        return mend_sample(w, s, i, &why, err);
+    if (rc)
+        *err = why;
+    return rc;
 }
 
 /* ---- a portion ---- */
@@ -114,7 +130,7 @@ static void run(struct worker *w, struct portion *p)
 
     while (i < end && !atomic_load_explicit(&st->stop, memory_order_relaxed)) {
         size_t n = 0;
-        if (!w->prep) /* what a cache gave need only be placed: as many as come next */
+        if (!w->prep && !s->alone) /* what a cache gave need only be placed: as many as come next */
             n = feed_batch_views(s->reads, i, end - i, s->values + (size_t)i * st->n_fields);
         if (n == 0 && make(w, s, i, &p->failure)) {
             p->failed_at = i;
@@ -158,10 +174,12 @@ static void unlist(struct stage *st, const struct slot *s)
 }
 
 /* All samples are there: the arrays become final. Without the lock. *borrows: some point into the records. */
-static int end_arrays(struct stage *st, struct slot *s, bool *borrows, struct larder_error *err)
+static int end_arrays(struct worker *w, struct slot *s, bool *borrows, struct larder_error *err)
 {
-    int rc = prep_end(&s->prep, s->values, st->n_fields, err);
+    int rc = mend_room(w, s, err);
 
+    if (!rc)
+        rc = prep_end(&s->prep, s->values, w->stage->n_fields, err);
     if (rc)
         return rc;
     s->batch.arrays = s->prep.arrays;
@@ -173,8 +191,9 @@ static int end_arrays(struct stage *st, struct slot *s, bool *borrows, struct la
 }
 
 /* Every portion of s is done. With the lock held, which is given up in between. */
-static void finish(struct stage *st, struct slot *s)
+static void finish(struct worker *w, struct slot *s)
 {
+    struct stage *st = w->stage;
     bool borrows = false;
     int rc = 0;
 
@@ -185,7 +204,7 @@ static void finish(struct stage *st, struct slot *s)
     }
     if (st->o.prep) {
         pthread_mutex_unlock(&st->lock);
-        rc = end_arrays(st, s, &borrows, &s->failure);
+        rc = end_arrays(w, s, &borrows, &s->failure);
         pthread_mutex_lock(&st->lock);
         if (rc) {
             stage_fail(st, s->seq, &s->failure);
@@ -194,6 +213,7 @@ static void finish(struct stage *st, struct slot *s)
         if (!borrows)
             stage_shrink(st, s);
     }
+    bad_sort(&s->bad);
     s->state = SLOT_READY;
     s->ready_ns = st->o.trace ? now_ns() : 0;
     st->n_busy--;
@@ -202,8 +222,9 @@ static void finish(struct stage *st, struct slot *s)
 }
 
 /* With the lock held. */
-static void settle(struct stage *st, const struct portion *p)
+static void settle(struct worker *w, const struct portion *p)
 {
+    struct stage *st = w->stage;
     struct slot *s = p->slot;
 
     s->working--;
@@ -214,7 +235,7 @@ static void settle(struct stage *st, const struct portion *p)
         s->all_claimed = true; /* the rest of it is of no use */
     }
     if (s->all_claimed && s->working == 0 && !atomic_load(&st->stop))
-        finish(st, s);
+        finish(w, s);
 }
 
 /* ---- who does it ---- */
@@ -234,7 +255,7 @@ static bool step(struct worker *w)
     if (st->o.trace)
         trace_portion(w, &p, begin);
     pthread_mutex_lock(&st->lock);
-    settle(st, &p);
+    settle(w, &p);
     return true;
 }
 

@@ -48,7 +48,7 @@ TEST(messages_name_the_sample)
     REQUIRE_OK(larder_dataset_open(dataset_make(&spec), NULL, &ds, &err), &err);
     REQUIRE_OK(larder_dataset_key(ds, 250, key, LARDER_KEY_MAX, &len, &err), &err);
     key[len] = '\0';
-    bad_describe(ds->store, 250, "field image: JPEG ends at line 61 of 375", message);
+    bad_describe(ds->store, -1, 250, "field image: JPEG ends at line 61 of 375", message);
     snprintf(want, sizeof(want), "sample '%s' (ordinal 250, shard 2 slot 50), field image: JPEG ends at line 61 of 375", key);
     CHECK_STR(message, want);
     CHECK_EQ(bad_refuse(message, "DS", 250, &err), LARDER_ECORRUPT);
@@ -59,7 +59,7 @@ TEST(messages_name_the_sample)
     path[300] = '\0';
     memset(want, 'w', 300);
     want[300] = '\0';
-    bad_describe(ds->store, 0, want, message);
+    bad_describe(ds->store, -1, 0, want, message);
     CHECK_EQ(strlen(message), 243);
     CHECK_EQ(bad_refuse(message, path, 0, &err), LARDER_ECORRUPT);
     CHECK_EQ(strlen(err.message), 243);
@@ -82,9 +82,11 @@ TEST(keys_of_all_kinds_are_shown_on_a_line)
     REQUIRE_OK(larder_writer_add(w, longkey, sizeof(longkey), &value, &err), &err);
     REQUIRE_OK(larder_writer_commit(w, NULL, &err), &err);
     REQUIRE_OK(larder_dataset_open(path, NULL, &ds, &err), &err);
-    bad_describe(ds->store, 0, "why", message);
+    bad_describe(ds->store, -1, 0, "why", message);
     CHECK_STR(message, "sample 'a\\x0ab\\x7f' (ordinal 0, shard 0 slot 0), why");
-    bad_describe(ds->store, 1, "why", message);
+    bad_describe(ds->store, 3, 0, "source 3: shards/x slot 0 (ordinal 0): why", message);
+    CHECK_STR(message, "sample 'a\\x0ab\\x7f' (source 3, ordinal 0, shard 0 slot 0), why");
+    bad_describe(ds->store, -1, 1, "why", message);
     CHECK_STR(message, "sample 'kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkk...' (ordinal 1, shard 0 slot 1), why");
     larder_dataset_close(ds);
 }

@@ -514,7 +514,7 @@ TEST(lasting_damage_is_told_and_enters_no_tier)
         while ((rc = stage_next(r.stage, 0, &b, &cost, &err)) == 0)
             stage_release(b);
         CHECK_ERR(rc, LARDER_ECORRUPT, &err);
-        CHECK(strstr(err.message, "slot 33 (ordinal 33)"));
+        CHECK(strstr(err.message, "(ordinal 33, shard 0 slot 33)"));
         CHECK(s.seen >= 2 && s.seen <= 4 * (1 + TIERS_READ_AGAIN)); /* by the stream, and by who wants it in this epoch and the next */
         rig_close(&r);
         remote->hook = NULL;

@@ -246,7 +246,7 @@ static void told_where(unsigned threads)
     for (uint64_t i = 0; i < 7; i++)
         stage_release(take(&r, &plain, 0, i));
     CHECK_ERR(stage_next(r.stage, 0, &b, &cost, &err), LARDER_ECORRUPT, &err);
-    snprintf(where, sizeof(where), "%s slot %u", store_manifest(r.store)->shards[e.shard].name, e.slot);
+    snprintf(where, sizeof(where), "(ordinal %llu, shard %u slot %u)", (unsigned long long)ordinal, e.shard, e.slot);
     CHECK(strstr(err.message, where) != NULL);
     snprintf(where, sizeof(where), "offset %llu", (unsigned long long)e.offset);
     CHECK(strstr(err.message, where) != NULL);
