@@ -63,7 +63,7 @@ struct resize {
     uint8_t *ring;             /* rows y % ring_rows, at ring + that * stride */
     uint32_t ring_rows;
     size_t stride, cap_ring;
-    uint8_t *second; size_t second_stride, cap_second; /* as many rows of the result's width */
+    uint8_t *second; uint32_t second_rows; size_t second_stride, cap_second; /* another, of rows of the result's width */
     int16_t *middle; size_t cap_middle; /* between the passes */
     uint32_t low, high;        /* columns that the horizontal pass looks at: [low, high), low even */
     uint32_t *pair_start; int16_t *pair_coef; size_t cap_pair_start, cap_pair_coef; /* the horizontal plan as vectors want it */
@@ -507,7 +507,7 @@ static bool use_avx2(const struct resize *r)
 #define DISPATCH(r, name, ...) name##_plain(r, ##__VA_ARGS__)
 #endif
 
-static uint8_t *second_row(const struct resize *r, uint32_t y) { return r->second + (y % r->ring_rows) * r->second_stride; }
+static uint8_t *second_row(const struct resize *r, uint32_t y) { return r->second + (y % r->second_rows) * r->second_stride; }
 
 static const uint8_t *input_row(struct resize *r, uint32_t y)
 {
@@ -733,8 +733,9 @@ int resize_begin(struct resize *r, const struct resize_input *in, const struct i
         return rc;
     size_t middle = r->wide || r->nearest ? 0 : ((size_t)in->part.w + PAD_PIXELS + r->h.taps) * 4 * sizeof(int16_t);
     r->second_stride = round_up(((size_t)r->width + PAD_PIXELS) * 3, 32);
+    r->second_rows = r->rows_first ? MAX(MIN(r->v.taps + RESIZE_ROWS, in->part.h), 1u) : 0;
     if ((rc = ring_room(r, MIN(r->v.taps + RESIZE_ROWS, in->part.h), err)) ||
-        (rc = r->rows_first ? room((void **)&r->second, &r->cap_second, r->ring_rows * r->second_stride, err) : LARDER_OK) ||
+        (rc = room((void **)&r->second, &r->cap_second, r->second_rows * r->second_stride, err)) ||
         (rc = room((void **)&r->middle, &r->cap_middle, middle, err)) ||
         (rc = room((void **)&r->line, &r->cap_line, ((size_t)r->width + PAD_PIXELS) * 3, err)))
         return rc;

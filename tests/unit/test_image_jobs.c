@@ -290,7 +290,7 @@ TEST(pixels_in_memory)
     struct larder_error err;
     struct image_info info;
     uint64_t seed = 8;
-    static const uint32_t sizes[][2] = {{1, 1}, {1, 9}, {9, 1}, {3, 40}, {40, 3}, {16, 16}, {17, 5}, {33, 21}, {97, 2}};
+    static const uint32_t sizes[][2] = {{1, 1}, {1, 9}, {9, 1}, {3, 40}, {40, 3}, {1, 60}, {2, 300}, {16, 16}, {17, 5}, {33, 21}, {97, 2}};
     for (size_t s = 0; s < ARRAY_LEN(sizes); s++) {
         uint32_t w = sizes[s][0], h = sizes[s][1];
         uint8_t *made = make_pixels(w, h, 3, s + 30), *p = exact_copy(made, (size_t)w * h * 3), file[1 << 16];
