@@ -34,41 +34,6 @@ int resize_from_kept(struct resize *r, const struct resize *kept, struct larder_
 /* For tests: without vector instructions. The results are the same. */
 void resize_plain(struct resize *r, bool plain);
 
-/* ---- huffman.c: the entropy coding of baseline JPEG ---- */
-
-#define HUFF_LOOK 10
-/* Zero it before first use. */
-struct huff_table {
-    uint64_t pair[1 << HUFF_LOOK]; /* AC */
-    uint32_t look[1 << HUFF_LOOK];
-    uint32_t below[17];        /* codes of this length are less, and lie behind those before them */
-    int32_t first[17];         /* code + first: which value */
-    uint8_t counts[17], values[256];
-    bool dc, valid;
-};
-/* counts[1..16] codes of each length, and their symbols: as a DHT segment has them. Cheap when they are those that are set. false: no
- * Huffman code. */
-bool huff_table_set(struct huff_table *t, const uint8_t *counts, const uint8_t *values, bool dc);
-
-struct huff_bits { const uint8_t *p, *end; uint64_t bits; int count; };
-struct huff_block { uint8_t dc, ac, component; };
-struct huff_scan {
-    struct huff_table dc[4], ac[4];
-    struct huff_block block[10]; /* of an MCU */
-    unsigned n_blocks;
-    uint32_t restart_interval; /* MCUs; 0: none */
-    uint32_t restart_left;
-    uint8_t restart_next;
-    int32_t last_dc[4];
-    struct huff_bits in;
-};
-/* The scan's data, behind its header; what is above has been set. */
-void huff_begin(struct huff_scan *s, const uint8_t *data, size_t len);
-/* The next MCU into its blocks, which are zeroed (NULL: passed over). false: not clean. */
-bool huff_mcu(struct huff_scan *s, int16_t (*const *out)[64]);
-/* The data end here, and no marker says that they should. */
-bool huff_near_end(const struct huff_scan *s);
-
 /* ---- the decoders: each reads its own format only ----
  *
  * begin: a part is wanted (`want`, at 1/denominator, which only JPEG has), of at least which rows will come: `got`. rows: feeds them.
@@ -80,11 +45,7 @@ void jpegdec_free(struct jpegdec *j);
 int jpegdec_open(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err);
 int jpegdec_begin(struct jpegdec *j, unsigned denominator, bool mask, const struct image_part *want, struct image_part *got,
                   struct larder_error *err);
-/* DECODE_AGAIN: something is not clean: the library is to decode all of it, from jpegdec_begin() on. */
-#define DECODE_AGAIN 2
 int jpegdec_rows(struct jpegdec *j, struct resize *r, struct larder_error *err);
-/* For tests: the library decodes all images. */
-void jpegdec_plain(struct jpegdec *j, bool plain);
 
 struct pngdec;
 int pngdec_new(struct pngdec **g, struct larder_error *err);
@@ -100,7 +61,7 @@ int webpdec_open(struct webpdec *w, const void *data, size_t len, struct image_i
 int webpdec_begin(struct webpdec *w, bool mask, const struct image_part *want, struct image_part *got, struct larder_error *err);
 int webpdec_rows(struct webpdec *w, struct resize *r, struct larder_error *err);
 
-/* For tests: without huffman.c and vector instructions. The results are the same. */
+/* For tests: without vector instructions. The results are the same. */
 void image_plain(struct image_decoder *d, bool plain);
 /* The orientation that EXIF data (a TIFF header and its first directory) tell; 1 where they do not. */
 int exif_orientation(const uint8_t *tiff, size_t len);

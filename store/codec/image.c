@@ -193,7 +193,6 @@ static int render_part(struct image_decoder *d, const struct image_job *jobs, vo
 
 void image_plain(struct image_decoder *d, bool plain)
 {
-    jpegdec_plain(d->jpeg, plain);
     resize_plain(d->resize, plain);
 }
 
@@ -268,16 +267,11 @@ int image_render_views(struct image_decoder *d, const struct image_job *jobs, vo
     if (!d->kind || !n || n > VIEWS_MAX || (jobs[0].mask && n > 1))
         return err_set(err, LARDER_EINVAL, !d->kind ? "no image is open" : "%u results of one image", n);
     int rc = plan(d, jobs, n, &scale, &want, err);
-    if (rc)
-        return rc;
-    do {
+    if (!rc)
         rc = begin(d, scale, jobs[0].mask, &want, &got, err);
-        if (!rc && got.bytes == 2 && jobs[0].dtype != IMAGE_U16)
-            rc = mask_refused("16-bit grey for a result of uint8", err);
-        if (!rc)
-            rc = render_part(d, jobs, outs, n, &got, err);
-    } while (rc == DECODE_AGAIN); /* once */
-    return rc;
+    if (!rc && got.bytes == 2 && jobs[0].dtype != IMAGE_U16)
+        rc = mask_refused("16-bit grey for a result of uint8", err);
+    return rc ? rc : render_part(d, jobs, outs, n, &got, err);
 }
 
 int image_render(struct image_decoder *d, const struct image_job *job, void *out, struct larder_error *err)

@@ -6,10 +6,6 @@
  * skipped, what lies below is left alone. Two columns more on either side keep every pixel as a full decode has it, since chroma is
  * interpolated from its neighbours. A decode at 1/2, 1/4 or 1/8 happens in the DCT, for which libjpeg-turbo has vector code.
  *
- * Most of a decode is the entropy coding, for which huffman.c takes the place of the library's function for one MCU, where the library is a
- * version whose entropy decoder is known to be replaceable (jpegint.h, 2.x) and the image is baseline in one scan. An image that is not
- * clean is decoded once more, by the library alone.
- *
  * Rows go into the resizer's ring, RESIZE_ROWS at a time. Grey becomes RGB in the library; CMYK and YCCK come as Adobe stores them,
  * inverted, and are converted as PIL does.
  *
@@ -25,12 +21,6 @@
 
 #include <jerror.h>
 #include <jpeglib.h>
-#if LIBJPEG_TURBO_VERSION_NUMBER >= 2000000 && LIBJPEG_TURBO_VERSION_NUMBER < 3000000 && BITS_IN_JSAMPLE == 8 && __has_include(<jpegint.h>)
-#include <jpegint.h>
-#define OWN_HUFFMAN 1
-#else
-#define OWN_HUFFMAN 0
-#endif
 
 struct jpegdec {
     struct jpeg_decompress_struct c;
@@ -41,11 +31,6 @@ struct jpegdec {
     bool opened;               /* the header was read, and nothing behind it */
     const void *data; size_t len; /* borrowed */
     struct image_part part;    /* being decoded */
-    struct huff_scan scan;
-    bool plain;                /* never by huffman.c */
-    bool own;                  /* now by huffman.c */
-    bool again;                /* the image was not clean: not by huffman.c either */
-    bool dirty;                /* this was found just now */
     uint8_t *cmyk; size_t cap_cmyk;
 };
 
@@ -107,44 +92,6 @@ static int orientation(const struct jpegdec *j)
     return 1;
 }
 
-/* ---- entropy decoding by huffman.c ---- */
-
-#if OWN_HUFFMAN
-static boolean own_mcu(j_decompress_ptr c, JBLOCKROW *blocks)
-{
-    struct jpegdec *j = c->client_data;
-    if (likely(huff_mcu(&j->scan, (int16_t(*const *)[64])blocks)))
-        return TRUE;
-    j->dirty = true;
-    longjmp(j->fail, 1);
-}
-
-/* Takes the library's place where it pays: baseline in one scan. After jpeg_start_decompress(), which has looked at all of this. */
-static void use_own_huffman(struct jpegdec *j)
-{
-    struct jpeg_decompress_struct *c = &j->c;
-    struct huff_scan *s = &j->scan;
-    if (j->plain || j->again || c->progressive_mode || c->arith_code || c->data_precision != 8 || jpeg_has_multiple_scans(c) ||
-        c->scale_denom >= 8 || c->blocks_in_MCU > (int)ARRAY_LEN(s->block) || c->unread_marker)
-        return;
-    for (int i = 0; i < c->blocks_in_MCU; i++) {
-        int n = c->MCU_membership[i], dc = c->cur_comp_info[n]->dc_tbl_no, ac = c->cur_comp_info[n]->ac_tbl_no;
-        if (dc < 0 || dc > 3 || ac < 0 || ac > 3 || !c->dc_huff_tbl_ptrs[dc] || !c->ac_huff_tbl_ptrs[ac] ||
-            !huff_table_set(&s->dc[dc], c->dc_huff_tbl_ptrs[dc]->bits, c->dc_huff_tbl_ptrs[dc]->huffval, true) ||
-            !huff_table_set(&s->ac[ac], c->ac_huff_tbl_ptrs[ac]->bits, c->ac_huff_tbl_ptrs[ac]->huffval, false))
-            return;
-        s->block[i] = (struct huff_block){(uint8_t)dc, (uint8_t)ac, (uint8_t)n};
-    }
-    s->n_blocks = (unsigned)c->blocks_in_MCU;
-    s->restart_interval = c->restart_interval;
-    huff_begin(s, c->src->next_input_byte, c->src->bytes_in_buffer);
-    c->entropy->decode_mcu = own_mcu;
-    j->own = true;
-}
-#else
-static void use_own_huffman(struct jpegdec *j) { (void)j; }
-#endif
-
 /* ---- decoding ---- */
 
 /* Ends what was begun; rc stays. */
@@ -199,10 +146,10 @@ static void cut_columns(struct jpegdec *j, struct image_part *part)
     part->w = w;
 }
 
-static int read_header(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err)
+int jpegdec_open(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err)
 {
     jpeg_abort_decompress(&j->c);
-    j->opened = j->ended = j->own = j->dirty = false;
+    j->opened = j->ended = false;
     j->data = data;
     j->len = len;
     if (len == 0 || len > UINT32_MAX)
@@ -217,17 +164,11 @@ static int read_header(struct jpegdec *j, const void *data, size_t len, struct i
     return LARDER_OK;
 }
 
-int jpegdec_open(struct jpegdec *j, const void *data, size_t len, struct image_info *info, struct larder_error *err)
-{
-    j->again = false;
-    return read_header(j, data, len, info, err);
-}
-
 int jpegdec_begin(struct jpegdec *j, unsigned denominator, bool mask, const struct image_part *want, struct image_part *got,
                   struct larder_error *err)
 {
     struct jpeg_decompress_struct *c = &j->c;
-    int rc = j->opened ? LARDER_OK : read_header(j, j->data, j->len, NULL, err);
+    int rc = j->opened ? LARDER_OK : jpegdec_open(j, j->data, j->len, NULL, err);
     if (rc)
         return rc;
     if (mask && c->num_components != 1)
@@ -241,7 +182,6 @@ int jpegdec_begin(struct jpegdec *j, unsigned denominator, bool mask, const stru
     c->scale_denom = denominator;
     c->dct_method = JDCT_ISLOW;
     jpeg_start_decompress(c);
-    use_own_huffman(j);
     j->part = *want;
     j->part.bytes = mask ? 1 : 3;
     cut_columns(j, &j->part);
@@ -255,21 +195,13 @@ int jpegdec_begin(struct jpegdec *j, unsigned denominator, bool mask, const stru
 int jpegdec_rows(struct jpegdec *j, struct resize *r, struct larder_error *err)
 {
     struct jpeg_decompress_struct *c = &j->c;
-    if (setjmp(j->fail)) {
-        j->again = j->again || j->dirty;
-        return give_up(j, j->dirty ? DECODE_AGAIN : err_set(err, LARDER_ECORRUPT, "JPEG: %.120s", j->why));
-    }
+    if (setjmp(j->fail))
+        return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG: %.120s", j->why));
     if (j->part.y)
         jpeg_skip_scanlines(c, j->part.y);
     read_rows(j, r, j->part.y, j->part.y + j->part.h);
-    if (j->own && huff_near_end(&j->scan)) {
-        j->again = true;
-        return give_up(j, DECODE_AGAIN);
-    }
     if (!j->ended)
         return give_up(j, LARDER_OK);
     return give_up(j, err_set(err, LARDER_ECORRUPT, "JPEG of %u x %u ends before line %u", c->image_width, c->image_height,
                               (j->part.y + j->part.h) * c->scale_denom));
 }
-
-void jpegdec_plain(struct jpegdec *j, bool plain) { j->plain = plain; }

@@ -4,7 +4,7 @@
  *
  * Input: 16 bytes that choose crop, size, filter, orientation and mode, then the image (or pixels, for a mode). Never a crash or a byte
  * outside the result, never a code but LARDER_OK, LARDER_ECORRUPT and LARDER_EINVAL, and the same pixels the second time, without
- * vectors and our own entropy decoder, and as one of two results.
+ * vectors, and as one of two results.
  */
 #include "store/codec/codec_int.h"
 
