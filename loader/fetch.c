@@ -183,6 +183,8 @@ static int start(struct stage *st, bool *blocked, struct larder_error *err)
     if (++st->plan_number == epoch_batches(st, st->plan_epoch)) {
         st->plan_number = 0;
         st->plan_epoch++;
+        if (st->full_once) /* this process may have begun to use CUDA */
+            pinned_register(st->pinned, st->o.staging_bytes);
     }
     lay_down(st, s);
     s->start_ns = st->o.trace ? now_ns() : 0;
@@ -347,8 +349,8 @@ int fetch_alone(struct stage *st, struct feed_batch *b, void *memory, struct lar
 
 /* ---- the thread ---- */
 
-/* A region that was full once is locked and registered with CUDA, as a whole: it has been touched already, and nothing that is copied to a
- * device lies across an end. */
+/* A region that was full once is registered with CUDA, as a whole: it has been touched already, and nothing that is copied to a device lies
+ * across an end. */
 static void pin_region(struct stage *st)
 {
     bool full;
@@ -359,7 +361,7 @@ static void pin_region(struct stage *st)
     if (!full)
         return;
     st->full_once = true;
-    pinned_grow(st->pinned, st->o.staging_bytes);
+    pinned_register(st->pinned, st->o.staging_bytes);
 }
 
 /* Nothing is in flight and nothing to decode: waits for room, and for a window to fall due. False: it is over. */

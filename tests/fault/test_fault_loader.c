@@ -32,23 +32,35 @@ static int read_some(struct larder_dataset *ds, const struct larder_read_options
     return rc;
 }
 
-static int run_epoch(struct larder_dataset *ds, uint64_t *h, struct larder_error *err)
+/* An epoch; with outputs by decode threads, and after a seek. */
+static int run_epoch(struct larder_dataset *ds, bool outputs, uint64_t *h, struct larder_error *err)
 {
     struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_output out[2] = {LARDER_OUTPUT_INIT, LARDER_OUTPUT_INIT};
     const struct larder_batch *b;
     struct larder_loader *ld;
     int rc;
 
+    out[0].field = "label";
+    out[1].field = "text";
+    out[1].prep = LARDER_PREP_RAGGED;
     o.batch_size = 16;
     o.epochs = 1;
     o.staging_bytes = 4 << 20;
+    o.threads = outputs ? 2 : 1;
+    o.outputs = outputs ? out : NULL;
+    o.n_outputs = outputs ? 2 : 0;
     rc = larder_loader_open(ds, &o, &ld, err);
     if (rc) {
         CHECK(ld == NULL);
         return rc;
     }
-    while ((rc = larder_loader_next(ld, &b, err)) == 0) {
+    if (outputs)
+        rc = larder_loader_seek(ld, 0, 20, err);
+    while (rc == 0 && (rc = larder_loader_next(ld, &b, err)) == 0) {
         *h = digest(*h, b->values, (size_t)b->n * b->n_fields);
+        for (uint32_t i = 0; i < b->n_arrays; i++)
+            *h = larder_hash64(*h, b->arrays[i].data, b->arrays[i].len);
         larder_batch_release(b);
     }
     larder_loader_close(ld);
@@ -75,7 +87,9 @@ static int operation(const char *dir, uint64_t *h, struct larder_error *err)
     if (rc == 0)
         rc = read_some(ds, &ro, h, err);
     if (rc == 0)
-        rc = run_epoch(ds, h, err);
+        rc = run_epoch(ds, false, h, err);
+    if (rc == 0)
+        rc = run_epoch(ds, true, h, err);
     larder_dataset_close(ds);
     return rc;
 }
