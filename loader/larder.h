@@ -551,7 +551,7 @@ struct larder_loader;
 enum larder_shuffle {
     LARDER_SHUFFLE_FULL = 0, /* a uniform permutation of everything, new each epoch */
     LARDER_SHUFFLE_NONE = 1,
-    LARDER_SHUFFLE_BLOCK = 2 /* blocks of neighbours shuffled, then the samples within each window of blocks */
+    LARDER_SHUFFLE_BLOCK = 2 /* blocks of neighbours shuffled, then the samples within each window of blocks: larder_loader_warning() */
 };
 
 /* What becomes of the samples behind the last whole global batch. */
@@ -769,6 +769,11 @@ struct larder_loader_stats {
 #define LARDER_STATE_MAX 512
 #define LARDER_STATE_BYTES(n_sources) (LARDER_STATE_MAX + 192 * (size_t)(n_sources)) /* of a mix */
 int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, struct larder_error *err);
+
+/* Warning number i, from 0: what makes training worse or slower than it could be. NULL: there are no more. With SHUFFLE_BLOCK: that a window
+ * holds fewer than half of the classes (of a field "label" of integers); the first call reads some pages of that column for it, and says
+ * nothing where it cannot. Borrowed until larder_loader_close(). */
+const char *larder_loader_warning(struct larder_loader *ld, size_t i);
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */
 int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_stats *stats,

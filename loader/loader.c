@@ -45,6 +45,11 @@ struct larder_loader {
     struct larder_loader_stats stats;
     struct bad_count bad_count;   /* since it was opened */
     struct larder_error fail;     /* too many were bad: for ever, or up to a seek; code 0: not so */
+
+    pthread_mutex_t warn_lock;    /* guards the rest */
+    bool warned;                  /* it was looked for warnings */
+    char **warnings;              /* [n_warnings] */
+    size_t n_warnings;
 };
 
 static int loader_check(const struct larder_loader *ld, struct larder_error *err)
@@ -194,6 +199,7 @@ static void loader_free(struct larder_loader *ld)
     trace_close(ld->trace);
     recipe_close(&ld->recipe, getpid() != ld->pid);
     prep_free(ld->prep);
+    strings_free(ld->warnings, ld->n_warnings);
     free(ld);
 }
 
@@ -276,6 +282,7 @@ static int loader_open(const struct larder_mix_source *sources, uint32_t n, bool
         return rc;
     }
     pthread_mutex_init(&ld->lock, NULL);
+    pthread_mutex_init(&ld->warn_lock, NULL);
     pthread_cond_init(&ld->turned, NULL);
     *out = ld;
     return 0;
@@ -332,6 +339,7 @@ void larder_loader_close(struct larder_loader *ld)
         stage_close(ld->stage);
         pthread_cond_destroy(&ld->turned);
         pthread_mutex_destroy(&ld->lock);
+        pthread_mutex_destroy(&ld->warn_lock);
     } else {
         stage_abandon(ld->stage);
     }
@@ -620,4 +628,37 @@ int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_sta
     looked(ld);
     result_give(stats, &s, sizeof(s));
     return 0;
+}
+
+/* ---- warnings ---- */
+
+/* With warn_lock held. What cannot be found out is not worth failing for. */
+static void look_for_warnings(struct larder_loader *ld)
+{
+    const struct recipe *r = &ld->recipe;
+
+    ld->warnings = calloc(r->n, sizeof(*ld->warnings));
+    for (uint32_t i = 0; ld->warnings && i < r->n; i++) {
+        AUTO_BUF struct buf text = BUF_INIT;
+        const struct order *o = r->mix ? &r->mix->source[i].order : &r->plan.order;
+        if (classes_warning(r->source[i].ds, o, &text, NULL) || !text.len)
+            continue;
+        ld->warnings[ld->n_warnings] = bytes_dup(text.data, text.len);
+        ld->n_warnings += ld->warnings[ld->n_warnings] != NULL;
+    }
+    ld->warned = true;
+}
+
+const char *larder_loader_warning(struct larder_loader *ld, size_t i)
+{
+    const char *text;
+
+    if (loader_check(ld, NULL))
+        return NULL;
+    pthread_mutex_lock(&ld->warn_lock);
+    if (!ld->warned)
+        look_for_warnings(ld);
+    text = i < ld->n_warnings ? ld->warnings[i] : NULL;
+    pthread_mutex_unlock(&ld->warn_lock);
+    return text;
 }

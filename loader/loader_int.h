@@ -181,6 +181,14 @@ int recipe_state(const struct recipe *r, struct state *s, struct larder_error *e
 /* May an epoch go on from this position? EINVAL. */
 int recipe_position(const struct recipe *r, uint64_t position, struct larder_error *err);
 
+/* ---- does a block shuffle mix the classes? (classes.c) ---- */
+
+/* Different labels in a window of o, on average, and in the dataset, by a sample of both. */
+int classes_in_windows(struct larder_dataset *ds, const struct order *o, uint32_t field, uint64_t *seen, uint64_t *classes,
+                       struct larder_error *err);
+/* Appends what there is to say of it, without a NUL; nothing where a window has half of the classes, or nobody can tell. */
+int classes_warning(struct larder_dataset *ds, const struct order *o, struct buf *out, struct larder_error *err);
+
 /* ---- what an epoch will cost (estimate.c) ---- */
 
 struct estimate_in {
