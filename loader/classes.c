@@ -5,7 +5,7 @@
  *
  * A window is shuffled uniformly, so its first samples are a random choice of its own. Some are looked up in the labels' column, as runs of
  * neighbours, in a few windows that are spread over the pass. A sample of 4 a class sees nearly all classes that are there; classes are
- * those that the dataset has names for, else the different labels of samples spread over all of it.
+ * those that the dataset has names for, else the different labels of some samples from anywhere.
  *
  * Threads: one. Reads pages of the footers, no record; never more than LOOKS_MAX labels a window.
  */
@@ -15,7 +15,8 @@
 #define LOOKS_MIN 1024u
 #define LOOKS_MAX 65536u
 #define LOOKS_A_CLASS 4u
-#define SPREAD 2048u        /* samples, when there are no names */
+#define PLACES 64u          /* where there are no names: so many runs of neighbours, anywhere */
+#define NEIGHBOURS 32u
 #define GAP_MAX 1024u       /* labels between two that are read together */
 #define RUN_MAX 65536u
 
@@ -55,19 +56,19 @@ static int labels_of(struct larder_dataset *ds, uint32_t field, uint64_t *v, siz
     return LARDER_OK;
 }
 
-/* How many classes there are. */
+/* How many classes there are; fewer, where they have no names and lie together. */
 static int classes_in_all(struct larder_dataset *ds, uint32_t field, uint64_t *classes, struct larder_error *err)
 {
     const struct manifest *m = ds->manifest;
-    uint64_t n = MIN(m->samples, (uint64_t)SPREAD);
+    uint64_t runs = (m->samples + NEIGHBOURS - 1) / NEIGHBOURS, v[PLACES * NEIGHBOURS], n = 0;
+    struct perm perm;
     *classes = m->n_classes;
-    if (*classes || !n)
+    if (*classes || !runs)
         return LARDER_OK;
-    AUTO_FREE uint64_t *v = malloc(n * sizeof(*v));
-    if (!v)
-        return err_nomem(err, n * sizeof(*v), "labels");
-    for (uint64_t i = 0; i < n; i++)
-        v[i] = (uint64_t)((unsigned __int128)m->samples * i / n);
+    perm_init(&perm, 0, 0, runs); /* at regular distances labels in turn would look like few */
+    for (uint64_t k = 0; k < MIN(runs, (uint64_t)PLACES); k++)
+        for (uint64_t first = perm_at(&perm, k) * NEIGHBOURS, i = first; i < first + NEIGHBOURS && i < m->samples; i++)
+            v[n++] = i;
     int rc = labels_of(ds, field, v, n, err);
     *classes = rc ? 0 : distinct(v, n);
     return rc;

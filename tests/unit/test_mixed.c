@@ -287,16 +287,15 @@ TEST(seeks)
 
 /* ---- another schema ---- */
 
-static const char *other_schema(void)
+static const char *other_schema(char path[256])
 {
     static const struct larder_field fields[] = {{"extra", LARDER_F64, NULL, 0, NULL}, {"label", LARDER_I64, NULL, 0, NULL},
                                                  {"text", LARDER_BYTES, NULL, 0, NULL}, {"more", LARDER_BOOL, NULL, 0, NULL}};
     const char *dir = tmp_dir();
     struct larder_writer *w;
     struct larder_error err;
-    char path[256], *kept;
 
-    snprintf(path, sizeof(path), "%s/ds", dir);
+    snprintf(path, 256, "%s/ds", dir);
     REQUIRE_OK(larder_writer_open(path, fields, 4, NULL, &w, &err), &err);
     for (int64_t i = 0; i < 100; i++) {
         char key[20];
@@ -307,15 +306,15 @@ static const char *other_schema(void)
         REQUIRE_OK(larder_writer_add(w, key, 4, v, &err), &err);
     }
     REQUIRE_OK(larder_writer_commit(w, NULL, &err), &err);
-    kept = strdup(path);
-    return kept;
+    return path;
 }
 
 TEST(outputs_join_what_schemas_do_not)
 {
     struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
     struct larder_output out[2] = {LARDER_OUTPUT_INIT, LARDER_OUTPUT_INIT};
-    const char *dir = other_schema();
+    char path[256];
+    const char *dir = other_schema(path);
     const struct larder_batch *b;
     struct larder_loader *ld;
     struct larder_error err;
