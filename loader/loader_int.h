@@ -60,6 +60,7 @@ struct blocks { struct perm perm; uint64_t n, block, window, short_at, lack; };
 struct order_walk { bool ready; uint64_t pass, window, begin; struct perm perm; struct blocks blocks; };
 /* The ordinal at a place of the endless walk: pass x n + position. The same w goes with the same o. */
 uint64_t order_at(const struct order *o, struct order_walk *w, uint64_t place);
+void order_map(const struct order *o, struct order_walk *w, uint64_t *places, size_t n); /* order_at of many, in place */
 
 /* ---- datasets mixed by weight (mix.c): pure ---- */
 

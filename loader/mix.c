@@ -137,20 +137,26 @@ bool mix_find(const struct mix *m, uint32_t source, uint64_t place, uint64_t *ep
     return true;
 }
 
-/* Places become ordinals, source by source, so that what is prepared of its pass serves all of a chunk. */
+/* Places become ordinals, source by source, so that those of a pass go through its permutation together. */
 static void resolve(const struct mix *m, const uint32_t *sources, uint64_t *places, size_t n)
 {
     bool done[CHUNK] = {false};
     for (size_t i = 0; i < n; i++) {
         struct order_walk w = {.ready = false};
+        uint64_t own[CHUNK];
+        uint16_t at[CHUNK];
+        size_t k = 0;
         if (done[i])
             continue;
-        for (size_t k = i; k < n; k++) {
-            if (sources[k] != sources[i])
-                continue;
-            places[k] = order_at(&m->source[sources[k]].order, &w, places[k]);
-            done[k] = true;
-        }
+        for (size_t j = i; j < n; j++)
+            if (sources[j] == sources[i]) {
+                own[k] = places[j];
+                at[k++] = (uint16_t)j;
+                done[j] = true;
+            }
+        order_map(&m->source[sources[i]].order, &w, own, k);
+        while (k--)
+            places[at[k]] = own[k];
     }
 }
 

@@ -89,15 +89,25 @@ void subset_free(struct subset *s)
 
 uint64_t subset_bytes(const struct subset *s) { return (s->n + 63) / 64 * 8 + (s->groups + 1) * 8; }
 
-static uint64_t word_select(uint64_t w, uint64_t k)
+/* The k-th set bit, by halves. */
+static inline __attribute__((always_inline)) uint64_t word_select(uint64_t w, uint64_t k)
 {
+    uint64_t at = 0;
+    for (unsigned half = 32; half >= 8; half /= 2) {
+        uint64_t low = (uint64_t)__builtin_popcountll(w & ((1ull << half) - 1));
+        if (k >= low) {
+            k -= low;
+            w >>= half;
+            at += half;
+        }
+    }
     while (k--)
         w &= w - 1;
-    return (uint64_t)__builtin_ctzll(w);
+    return at + (uint64_t)__builtin_ctzll(w);
 }
 
 /* Members are mostly spread evenly: the group is guessed, and searched around the guess by doubling steps. */
-uint64_t subset_select(const struct subset *s, uint64_t k)
+static inline __attribute__((always_inline)) uint64_t select_member(const struct subset *s, uint64_t k)
 {
     uint64_t lo = 0, hi = s->groups, step = 1;
     uint64_t at = (uint64_t)((double)k / (double)s->members * (double)s->groups);
@@ -125,6 +135,34 @@ uint64_t subset_select(const struct subset *s, uint64_t k)
             return w * 64 + word_select(s->bits[w], k);
         k -= count;
     }
+}
+
+uint64_t subset_select(const struct subset *s, uint64_t k) { return select_member(s, k); }
+
+static void select_plain(const struct subset *s, uint64_t *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        v[i] = select_member(s, v[i]);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("popcnt"))) static void select_popcnt(const struct subset *s, uint64_t *v, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        v[i] = select_member(s, v[i]);
+}
+#endif
+
+/* v[n]: numbers of members become members. */
+static void subset_map(const struct subset *s, uint64_t *v, size_t n)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("popcnt")) {
+        select_popcnt(s, v, n);
+        return;
+    }
+#endif
+    select_plain(s, v, n);
 }
 
 bool subset_has(const struct subset *s, uint64_t ordinal) { return ordinal < s->n && (s->bits[ordinal / 64] >> ordinal % 64 & 1); }
@@ -249,6 +287,21 @@ static void window_init(const struct order *o, const struct blocks *b, uint64_t 
     perm_init(perm, mix64(o->seed + 0x9e3779b97f4a7c15u) ^ window, pass, block_begin(b, end) - *begin);
 }
 
+#define TABLE_BLOCKS 256u /* a window of no more has its blocks looked up together */
+
+/* out[n]: positions in a window become candidates. */
+static void place_blocks(const struct blocks *b, uint64_t begin, size_t n, uint64_t *out)
+{
+    uint64_t first = block_at(b, begin), table[TABLE_BLOCKS];
+    bool few = b->window <= TABLE_BLOCKS;
+    if (few)
+        perm_range(&b->perm, first, (size_t)MIN(b->window, b->n - first), table);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t k = begin + out[i], at = block_at(b, k);
+        out[i] = (few ? table[at - first] : perm_at(&b->perm, at)) * b->block + (k - block_begin(b, at));
+    }
+}
+
 static void fill_blocks(const struct order *o, uint64_t pass, uint64_t first, size_t count, uint64_t *out)
 {
     struct blocks b;
@@ -259,10 +312,7 @@ static void fill_blocks(const struct order *o, uint64_t pass, uint64_t first, si
         window_init(o, &b, pass, block_at(&b, first), &perm, &begin);
         size_t n = (size_t)MIN((uint64_t)count, begin + perm.n - first);
         perm_range(&perm, first - begin, n, out);
-        for (size_t i = 0; i < n; i++) {
-            uint64_t k = begin + out[i], at = block_at(&b, k);
-            out[i] = perm_at(&b.perm, at) * b.block + (k - block_begin(&b, at));
-        }
+        place_blocks(&b, begin, n, out);
         first += n;
         out += n;
         count -= n;
@@ -285,6 +335,14 @@ static void fill_pass(const struct order *o, uint64_t pass, uint64_t first, size
     }
 }
 
+static void to_ordinals(const struct order *o, uint64_t *v, size_t n)
+{
+    if (o->subset)
+        subset_map(o->subset, v, n);
+    for (size_t i = 0; i < n && o->list; i++)
+        v[i] = o->list[v[i]];
+}
+
 void order_fill(const struct order *o, uint64_t epoch, uint64_t first, size_t count, uint64_t *ordinals)
 {
     uint64_t place = epoch * order_length(o) + first;
@@ -298,8 +356,7 @@ void order_fill(const struct order *o, uint64_t epoch, uint64_t first, size_t co
             fill_pass(o, (place + done) / o->n, at, n, ordinals + done);
         done += n;
     }
-    for (size_t i = 0; i < count && (o->list || o->subset); i++)
-        ordinals[i] = o->list ? o->list[ordinals[i]] : subset_select(o->subset, ordinals[i]);
+    to_ordinals(o, ordinals, count);
 }
 
 /* The k-th candidate of a pass, of a block shuffle: what is prepared serves its neighbours. */
@@ -334,6 +391,34 @@ uint64_t order_at(const struct order *o, struct order_walk *w, uint64_t place)
     w->ready = true;
     w->pass = pass;
     return o->list ? o->list[k] : o->subset ? subset_select(o->subset, k) : k;
+}
+
+/* Of one pass, of a full shuffle: all of them through the permutation together. */
+static void pass_at(const struct order *o, struct order_walk *w, uint64_t pass, uint64_t *places, size_t n)
+{
+    if (!w->ready || w->pass != pass)
+        perm_init(&w->perm, o->seed, pass, o->n);
+    w->ready = true;
+    w->pass = pass;
+    for (size_t i = 0; i < n; i++)
+        places[i] -= pass * o->n;
+    perm_map(&w->perm, places, n);
+    to_ordinals(o, places, n);
+}
+
+void order_map(const struct order *o, struct order_walk *w, uint64_t *places, size_t n)
+{
+    if (o->alias || o->shuffle != LARDER_SHUFFLE_FULL) {
+        for (size_t i = 0; i < n; i++)
+            places[i] = order_at(o, w, places[i]);
+        return;
+    }
+    for (size_t i = 0, run; i < n; i += run) { /* neighbours of one pass */
+        uint64_t pass = places[i] / o->n, begin = pass * o->n;
+        for (run = 1; i + run < n && places[i + run] >= begin && places[i + run] - begin < o->n; run++)
+            ;
+        pass_at(o, w, pass, places + i, run);
+    }
 }
 
 bool order_find(const struct order *o, uint64_t pass, uint64_t ordinal, uint64_t *position)

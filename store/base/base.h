@@ -109,6 +109,7 @@ void perm_init(struct perm *p, uint64_t key, uint64_t tweak, uint64_t n); /* n >
 uint64_t perm_at(const struct perm *p, uint64_t position);      /* position -> value */
 uint64_t perm_inverse(const struct perm *p, uint64_t value);    /* value -> position */
 void perm_range(const struct perm *p, uint64_t first, size_t count, uint64_t *out); /* perm_at of a run, batched */
+void perm_map(const struct perm *p, uint64_t *v, size_t n);     /* perm_at of any positions, in place, batched */
 
 /* ---- external sort (extsort.c) ---- */
 

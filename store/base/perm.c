@@ -236,6 +236,21 @@ static void range_block(const struct perm *p, uint64_t *out, size_t count)
         walk_block(p, out, count);
 }
 
+void perm_map(const struct perm *p, uint64_t *v, size_t n)
+{
+    uint64_t rest[LANES];
+    size_t full = n / LANES * LANES, left = n - full;
+
+    for (size_t i = 0; i < full; i += BLOCK)
+        range_block(p, v + i, MIN(full - i, (size_t)BLOCK));
+    if (!left)
+        return;
+    for (size_t i = 0; i < LANES; i++)
+        rest[i] = v[full + MIN(i, left - 1)];
+    range_block(p, rest, LANES);
+    memcpy(v + full, rest, left * sizeof(*v));
+}
+
 void perm_range(const struct perm *p, uint64_t first, size_t count, uint64_t *out)
 {
     uint64_t rest[BLOCK];

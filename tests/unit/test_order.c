@@ -245,11 +245,16 @@ TEST(any_place_of_the_walk)
             for (uint64_t i = 0; i < o.n; i++)
                 CHECK_EQ(order_at(&o, &walk, pass * o.n + i), want[i]);
         }
-        for (int k = 0; k < 300; k++) {
-            uint64_t place = rng_below(&state, 3 * o.n);
-            order_fill(&o, place / o.n, place % o.n, 1, want);
-            CHECK_EQ(order_at(&o, &walk, place), want[0]);
+        uint64_t places[300], got[300];
+        for (int k = 0; k < 300; k++) { /* some in one pass, some in turn, most anywhere */
+            places[k] = k < 100 ? rng_below(&state, o.n) : k < 130 ? o.n - 15 + (uint64_t)k - 100 : rng_below(&state, 3 * o.n);
+            got[k] = places[k];
+            order_fill(&o, places[k] / o.n, places[k] % o.n, 1, want);
+            CHECK_EQ(order_at(&o, &walk, places[k]), want[0]);
         }
+        order_map(&o, &walk, got, 300);
+        for (int k = 0; k < 300; k++)
+            CHECK_EQ(got[k], order_at(&o, &walk, places[k]));
     }
     subset_free(s);
     alias_free(alias);

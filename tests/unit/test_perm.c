@@ -103,6 +103,26 @@ TEST(range_is_at)
     }
 }
 
+TEST(map_is_at)
+{
+    static const uint64_t sizes[] = {1, 2, 100, 257, 65536, 1281167, ((uint64_t)1 << 40) + 1, (uint64_t)1 << 63};
+    uint64_t v[1100], was[1100], seed = 3;
+
+    for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
+        struct perm p;
+
+        perm_init(&p, 9, i, sizes[i]);
+        for (size_t count = 0; count < 1099; count += count < 40 ? 1 : 53) {
+            for (size_t k = 0; k <= count; k++)
+                v[k] = was[k] = rng_below(&seed, sizes[i]);
+            perm_map(&p, v, count);
+            CHECK_EQ(v[count], was[count]);
+            for (size_t k = 0; k < count; k++)
+                REQUIRE_EQ(v[k], perm_at(&p, was[k]));
+        }
+    }
+}
+
 /* Each width of vectors takes the step that the scalar code takes: on a full domain perm_at() is one step. */
 TEST(every_vector_width)
 {
