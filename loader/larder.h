@@ -489,6 +489,7 @@ struct larder_image {
     uint64_t pixels_max;         /* larger images are bad samples; 0: 2^28 */
 };
 
+/* Sounds: WAV, AIFF, AU, CAF, FLAC, Ogg (Vorbis, Opus), MP3. Which part of one is taken is random as crops of images are. */
 struct larder_audio {
     uint32_t frames;             /* of the result, at `rate`: a longer sample is cropped at a random place, a shorter one padded with 0s */
     uint32_t rate;               /* Hz; 0: as stored, which must then be the same in every sample of a batch's use */

@@ -14,7 +14,7 @@
  * Behind a seek libsndfile (1.2) gives what is left in Vorbis' overlapping windows, and libmpg123 prints complaints: so Vorbis is read from
  * a little earlier on, and MP3 from its beginning.
  *
- * Threads: one a decoder.
+ * Threads: one a decoder. What libsndfile says about files that it cannot open lies in static memory: it is not asked.
  */
 #include <math.h>
 

@@ -4,6 +4,7 @@
 #include "tests/unit/test.h"
 
 #include <math.h>
+#include <pthread.h>
 
 #include <sndfile.h>
 
@@ -342,6 +343,50 @@ TEST(damaged)
             CHECK(audio_render(d, &(struct audio_job){.start = info.frames - 1000, .frames = 500, .channels = 1}, out, &length, &err) != LARDER_EINVAL);
     audio_decoder_free(d);
     audio_decoder_free(NULL);
+}
+
+/* Decoders share nothing, damaged sounds or not. */
+struct crowd { const uint8_t *file; size_t len; const float *want; bool bad; };
+
+static void *crowd_run(void *user)
+{
+    struct crowd *c = user;
+    struct audio_decoder *d;
+    struct audio_info info;
+    struct larder_error err;
+    float out[700];
+    uint32_t length;
+    CHECK_OK(audio_decoder_new(&d, &err), &err);
+    for (uint32_t i = 0; i < 60; i++) {
+        struct audio_job j = {.start = i * 100, .frames = 700, .channels = 1};
+        int rc = audio_open(d, c->file, c->len - (i % 3 == 2 ? c->len / 2 + i : 0), &info, &err);
+        if (!rc)
+            rc = audio_render(d, &j, out, &length, &err);
+        if (!c->bad && i % 3 != 2) {
+            CHECK_OK(rc, &err);
+            CHECK_MEM(out, c->want + i * 100, sizeof(out));
+        } else {
+            CHECK(rc == LARDER_OK || rc == LARDER_ECORRUPT || (rc == LARDER_EINVAL && j.start > info.frames));
+        }
+    }
+    audio_decoder_free(d);
+    return NULL;
+}
+
+TEST(many_threads)
+{
+    enum { N = 8000 };
+    AUTO_FREE float *in = make(N, 1);
+    size_t lens[3];
+    AUTO_FREE uint8_t *a = encode(FLAC16, 16000, 1, in, N, &lens[0]), *b = encode(WAV16, 8000, 1, in, N, &lens[1]),
+                      *c = encode(VORBIS, 16000, 1, in, N, &lens[2]);
+    memset(c + 30, 0, 40);
+    struct crowd crowds[] = {{a, lens[0], in, false}, {b, lens[1], in, false}, {c, lens[2], in, true}, {c, lens[2], in, true}};
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        REQUIRE(!pthread_create(&threads[i], NULL, crowd_run, &crowds[i]));
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
 }
 
 /* A WAV header by hand. */

@@ -425,6 +425,56 @@ TEST(mask_boxes_and_geometry_follow)
     prep_close(&t);
 }
 
+/* A mask and boxes lie on the image as it is stored: they are turned with it. A light rectangle is where its mask and its box are. */
+TEST(followers_are_turned)
+{
+    enum { W = 96, H = 64, SIDE = 32 };
+    static const int64_t shape[] = {-1, 4};
+    static const struct larder_field fields[] = {{"image", LARDER_IMAGE, NULL, 0, NULL}, {"mask", LARDER_IMAGE, NULL, 0, NULL},
+                                                 {"boxes", LARDER_NDARRAY, "float64", 2, shape}};
+    struct larder_output o[] = {output("image", LARDER_PREP_IMAGE), output("mask", LARDER_PREP_MASK), output("boxes", LARDER_PREP_BOXES),
+                                output(NULL, LARDER_PREP_GEOMETRY)};
+    struct batch_test t;
+    struct larder_error err;
+    AUTO_FREE uint8_t *grey = malloc(W * H);
+    double box[4] = {16, 8, 48, 24};
+    for (uint32_t i = 0; i < W * H; i++)
+        grey[i] = i % W >= 16 && i % W < 48 && i / W >= 8 && i / W < 24 ? 250 : 5;
+    size_t mask_len;
+    AUTO_FREE uint8_t *mask_file = make_png(grey, W, H, 1, &mask_len);
+    o[0].image = (struct larder_image){.width = SIDE, .crop = LARDER_CROP_NONE, .filter = LARDER_NEAREST, .exact = 1, .exif = 1, .flip = 0.5};
+    o[1].follows = o[2].follows = o[3].follows = "image";
+    o[3].name = "where";
+    prep_open(&t, fields, 3, o, 4);
+    for (int orientation = 1; orientation <= 8; orientation++) {
+        struct larder_value v[4][3];
+        size_t len;
+        AUTO_FREE uint8_t *file = make_jpeg(grey, W, H, &(struct jpeg_kind){1, 1, 1, false, orientation}, &len);
+        for (int i = 0; i < 4; i++) {
+            v[i][0] = (struct larder_value){file, len};
+            v[i][1] = (struct larder_value){mask_file, mask_len};
+            v[i][2] = VALUE(box);
+        }
+        CHECK_OK(prep_batch_run(&t, 4, v[0], &err), &err);
+        for (uint32_t i = 0; i < 4; i++) {
+            const float *b = ARRAY(&t, 2, float) + 4 * i;
+            const int32_t *where = ARRAY(&t, 3, int32_t) + 8 * i;
+            uint32_t differ = 0, light = 0;
+            for (uint32_t k = 0; k < SIDE * SIDE; k++) {
+                uint8_t pixel = ARRAY(&t, 0, uint8_t)[(i * SIDE * SIDE + k) * 3], mask = ARRAY(&t, 1, uint8_t)[i * SIDE * SIDE + k];
+                float x = (float)(k % SIDE) + 0.5f, y = (float)(k / SIDE) + 0.5f;
+                differ += (pixel > 128) != (mask > 128) || (mask > 128) != (x > b[0] && x < b[2] && y > b[1] && y < b[3]);
+                light += pixel > 128;
+            }
+            CHECK_EQ(differ, 0);
+            CHECK(light > 60 && light < 110);
+            CHECK_EQ(where[7], orientation);
+            CHECK_EQ(where[0], orientation >= 5 ? H : W);
+        }
+    }
+    prep_close(&t);
+}
+
 /* Numbers of every type are the same boxes; those that are none are not kept. */
 TEST(boxes_of_every_dtype)
 {
