@@ -466,8 +466,8 @@ TEST(damage_on_the_way_is_read_again)
     for (int tiers = 0; tiers < 3; tiers++) {
         flips->n = 0;
         struct rig r;
+        unsigned before = remote->damaged; /* opening begins to fetch */
         rig_open(&r, dir, &plain, remote, tiers == 2 ? nvme : NULL, tiers ? 16 * MIB : LARDER_DRAM_OFF);
-        unsigned before = remote->damaged;
         for (int e = 0; e < 3; e++)
             epoch(&r, &plain);
         CHECK(remote->damaged > before);
