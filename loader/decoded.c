@@ -397,6 +397,20 @@ static uint64_t packed_bytes(const struct decoded *d, const uint8_t *record, siz
     return sum;
 }
 
+uint64_t decoded_raw_bytes(const struct decoded *d, const void *view, size_t len)
+{
+    const uint8_t *record = view;
+    uint64_t sum = 0;
+    if (packed_bytes(d, record, len) == UINT64_MAX)
+        return 0;
+    for (uint32_t i = 0; i < get_u32(record + 4); i++) {
+        struct part p;
+        part_decode(record + HEAD + (size_t)i * PART, &p);
+        sum += p.kind == KIND_RAW ? p.len : 0;
+    }
+    return sum;
+}
+
 int decoded_take(struct decoded_worker *w, const void *view, size_t len, struct larder_value *values, const struct decoded_image **images,
                  uint64_t *ns, struct larder_error *err)
 {

@@ -33,8 +33,15 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     size_t n = s->batch.n, scratch = 0, at = round_up(record_bytes, 64);
 
     s->cost.bytes = 0;
+    s->cost.decoded = (struct decoded_counts){0, 0, 0, 0};
     s->raw_bytes = s->raw_max = 0;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; st->o.decoded && i < n; i++)
+        if (st->views[i]) {
+            uint64_t raw = decoded_raw_bytes(st->o.decoded, st->views[i], st->views_are[i].stored_len);
+            s->raw_bytes += raw;
+            s->raw_max = MAX(s->raw_max, raw);
+        }
+    for (uint32_t i = 0; i < s->n_reads; i++) {
         const struct extent *e = feed_batch_extent(s->reads, i);
         scratch += round_up(store_decode_scratch(e), 16);
         s->raw_bytes += e->raw_len;
@@ -42,7 +49,8 @@ static void lay_out(struct stage *st, struct slot *s, size_t record_bytes)
     }
     s->scratch_at = at;
     s->scratches_at = at + round_up(scratch, 64);
-    s->values_at = s->scratches_at + (scratch ? n * sizeof(uint64_t) : 0);
+    s->kept_at = s->scratches_at + (scratch ? s->n_reads * sizeof(uint64_t) : 0);
+    s->values_at = s->kept_at + (st->o.decoded ? n * sizeof(struct kept) : 0);
     at = s->values_at + n * st->n_fields * sizeof(struct larder_value);
     s->passing.len = st->o.prep ? round_up(at, STORE_PAGE) : 0;
     s->ordinals_at = st->o.prep ? 0 : at;
@@ -67,6 +75,21 @@ static int too_small(const struct stage *st, const struct slot *s, size_t need, 
 static uint64_t epoch_from(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->o.position : 0; }
 static uint64_t epoch_batches(const struct stage *st, uint64_t epoch) { return epoch == st->o.epoch ? st->first_batches : st->batches; }
 
+int fetch_plan(struct stage *st, struct slot *s, size_t *bytes, struct larder_error *err)
+{
+    uint32_t n = s->batch.n;
+
+    s->n_reads = n;
+    if (!st->o.decoded)
+        return feed_batch_plan(s->reads, st->ordinals, st->sources, n, bytes, err);
+    decoded_lookup(st->o.decoded, st->ordinals, n, st->views_are, st->views);
+    s->n_reads = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!st->views[i])
+            st->missing[s->n_reads++] = st->ordinals[i];
+    return feed_batch_plan(s->reads, st->missing, NULL, s->n_reads, bytes, err);
+}
+
 /* Plans the next batch of the order into s. */
 static int plan(struct stage *st, struct slot *s, struct larder_error *err)
 {
@@ -88,7 +111,7 @@ static int plan(struct stage *st, struct slot *s, struct larder_error *err)
     b->position = slice.position;
     b->valid = slice.valid;
     mend_begin(s);
-    rc = feed_batch_plan(s->reads, st->ordinals, st->sources, b->n, &bytes, err);
+    rc = fetch_plan(st, s, &bytes, err);
     if (rc == LARDER_ECORRUPT && st->o.replace)
         rc = mend_plan(st, s, &bytes, err);
     if (rc)
@@ -140,11 +163,14 @@ static void lay_down(struct stage *st, struct slot *s)
     size_t at = 0;
 
     s->scratch = memory + s->scratch_at;
-    s->scratches = s->values_at > s->scratches_at ? (uint64_t *)(void *)(memory + s->scratches_at) : NULL;
-    for (uint32_t i = 0; s->scratches && i < s->batch.n; i++) {
+    s->scratches = s->kept_at > s->scratches_at ? (uint64_t *)(void *)(memory + s->scratches_at) : NULL;
+    for (uint32_t i = 0; s->scratches && i < s->n_reads; i++) {
         s->scratches[i] = at;
         at += round_up(store_decode_scratch(feed_batch_extent(s->reads, i)), 16);
     }
+    s->kept = st->o.decoded ? (struct kept *)(void *)(memory + s->kept_at) : NULL;
+    for (uint32_t i = 0, read = 0; s->kept && i < s->batch.n; i++)
+        s->kept[i] = st->views[i] ? (struct kept){st->views[i], st->views_are[i].stored_len, 0} : (struct kept){NULL, 0, read++};
     s->values = (struct larder_value *)(void *)(memory + s->values_at);
     memcpy(lasting + s->ordinals_at, st->ordinals, s->batch.n * sizeof(uint64_t));
     s->batch.ordinals = s->ordinals = (uint64_t *)(void *)(lasting + s->ordinals_at);

@@ -634,8 +634,10 @@ struct larder_loader_options {
     double max_bad;           /* REPLACE: more than this share of the samples asked for since the loader was opened is an error, from the 1,000th
                                * on; one always may be. 0: 0.001 */
     larder_bad_fn *bad;       /* told of each bad sample; from the thread that calls larder_loader_next(); may be NULL */
-    uint64_t decoded_bytes;   /* the decoded cache: memory, of the node, for images decoded and scaled to a stored side (CoorDL 8). 0: none. With
-                               * it every sample goes through that form, so that pixels do not depend on what is cached. */
+    uint64_t decoded_bytes;   /* the decoded cache: memory for images decoded and scaled to a stored side (CoorDL 8), shared by all processes of a
+                               * user on the node whose caches have one name ("default" without a cache). 0: none; else 4 MiB or more. With it
+                               * every sample goes through that form, so that pixels do not depend on what is cached. It needs an image
+                               * output, and one dataset: EINVAL. */
     uint32_t decoded_side;    /* the shorter side of images kept; 0: 8/7 of the largest output's */
     int decoded_compress;     /* 1: kept compressed, losslessly */
     const char *trace;        /* a file for what each batch went through, in Chrome's trace format; replaced; NULL: none */
@@ -748,6 +750,13 @@ struct larder_loader_estimate {
  * a sample of the epoch's ordinals. EINVAL, EFORK, and what locating records gives. */
 int larder_loader_estimate(struct larder_loader *ld, struct larder_loader_estimate *estimate, struct larder_error *err);
 
+/* What the decoded cache did in an epoch, and holds. */
+struct larder_decoded_stats {
+    uint64_t hits, misses;        /* samples: found decoded; decoded for it */
+    uint64_t decode_ns, saved_ns; /* decoding to the stored form, all threads together: took so long for the misses, would have for the hits */
+    uint64_t entries, used_bytes, budget_bytes; /* now, of all that share it: samples, memory */
+};
+
 /* The numbers of one epoch, from the first larder_loader_next() of it to its LARDER_END. */
 struct larder_loader_stats {
     size_t struct_size;
@@ -761,6 +770,8 @@ struct larder_loader_stats {
     struct larder_tier_stats dram, nvme; /* all 0 where the dataset has no such tier */
     uint64_t order_bytes;  /* of memory that filter, weights and the caller's order take */
     uint64_t bad;          /* samples that were bad, as options.bad was told */
+    struct larder_decoded_stats decoded; /* a hit is one in no tier, but for those that were decoded after their batch was planned; all 0
+                            * without a decoded cache */
 };
 
 /* Where the run stands, counting every batch that larder_loader_next() gave, as text (JSON, NUL-terminated, less than

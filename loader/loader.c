@@ -27,6 +27,7 @@ struct larder_loader {
     uint64_t length;              /* of an epoch */
     struct prep *prep;            /* NULL: values as they are */
     struct trace *trace;          /* NULL: none */
+    struct decoded *decoded;      /* NULL: none */
     double max_bad;
     larder_bad_fn *bad;           /* may be NULL */
     void *user;
@@ -194,10 +195,29 @@ static unsigned threads_wanted(const struct larder_loader *ld, const struct lard
     return o->threads ? o->threads : heavy ? cpu_count() : 0;
 }
 
+static int decoded_begin(struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
+{
+    const struct larder_dataset *ds = ld->recipe.source[0].ds;
+    const struct larder_cache_options *pin = tiers_pin_options(ds->tiers);
+    AUTO_FREE uint8_t *keep = calloc(1, ds->manifest->schema.n + 1);
+    struct decoded_options d = {.manifest = ds->manifest, .name = tiers_cache_name(ds->tiers), .bytes = o->decoded_bytes,
+                                .side = o->decoded_side, .compress = o->decoded_compress != 0, .no_pin = pin && pin->no_pin, .keep = keep};
+
+    if (!keep)
+        return err_nomem(err, ds->manifest->schema.n + 1, "a decoded cache");
+    if (ld->recipe.mix)
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.decoded_bytes: there is no decoded cache for mixes");
+    if (!ld->prep || !prep_decoded(ld->prep, keep, &d))
+        return err_set(err, LARDER_EINVAL, "larder_loader_options.decoded_bytes: no output is an image");
+    int rc = decoded_open(&d, &ld->decoded, err);
+    return rc ? err_prefix(err, rc, "decoded_bytes") : LARDER_OK;
+}
+
 static void loader_free(struct larder_loader *ld)
 {
     trace_close(ld->trace);
     recipe_close(&ld->recipe, getpid() != ld->pid);
+    decoded_close(ld->decoded);
     prep_free(ld->prep);
     strings_free(ld->warnings, ld->n_warnings);
     free(ld);
@@ -232,6 +252,8 @@ static int loader_open(const struct larder_mix_source *sources, uint32_t n, bool
         rc = prep_new(&sources[0].ds->manifest->schema, o.outputs, o.n_outputs, &ld->prep, err);
     if (!rc)
         rc = recipe_join(&ld->recipe, o.outputs, o.n_outputs, err);
+    if (!rc && o.decoded_bytes)
+        rc = decoded_begin(ld, &o, err);
     if (!rc)
         rc = window_check(ld, &o, err);
     if (!rc)
@@ -261,6 +283,7 @@ static int loader_open(const struct larder_mix_source *sources, uint32_t n, bool
     so.waiting = o.waiting;
     so.user = o.user;
     so.prep = ld->prep;
+    so.decoded = ld->decoded;
     so.n_outputs = ld->prep ? (uint32_t)o.n_outputs : 0;
     so.threads = threads_wanted(ld, &o);
     so.fetch_size = o.fetch_size;
@@ -423,6 +446,10 @@ static void count(struct larder_loader *ld, const struct larder_batch *b, const 
     s->fetch_stall_ns += cost->fetch_stall_ns;
     s->prep_stall_ns += cost->prep_stall_ns;
     s->bad += cost->bad->n;
+    s->decoded.hits += cost->decoded.hits;
+    s->decoded.misses += cost->decoded.misses;
+    s->decoded.decode_ns += cost->decoded.decode_ns;
+    s->decoded.saved_ns += cost->decoded.saved_ns;
     tier_add(&s->dram, &cost->io.dram);
     tier_add(&s->nvme, &cost->io.nvme);
     tier_add(&s->origin, &cost->io.origin);
@@ -623,6 +650,12 @@ int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_sta
         return rc;
     look(ld);
     s = ld->stats;
+    if (ld->decoded) {
+        struct tiers_variant_stats d = decoded_stats(ld->decoded);
+        s.decoded.entries = d.entries;
+        s.decoded.used_bytes = d.used_bytes;
+        s.decoded.budget_bytes = d.budget_bytes;
+    }
     if (ld->begin_ns)
         s.seconds_ns = now_ns() - ld->begin_ns;
     looked(ld);

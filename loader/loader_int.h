@@ -280,6 +280,7 @@ void result_give(void *result, const void *filled, size_t size);
 struct stage;
 struct prep;
 struct trace;
+struct decoded;
 struct bad_notes;
 
 struct stage_options {
@@ -302,6 +303,7 @@ struct stage_options {
     uint32_t n_outputs;       /* of it */
     unsigned threads;         /* that decode; 0: the fetch thread does */
     uint64_t fetch_size, threshold; /* a window, in samples; fetch_size 0: as pays */
+    struct decoded *decoded;  /* with prep, of one dataset; NULL: none. Borrowed */
     struct trace *trace;      /* NULL: none. Borrowed */
     bool replace;             /* bad samples, by others */
     const char *const *uris;  /* [n_sources, or 1]: of the datasets, for messages. NULL: not known */
@@ -310,11 +312,15 @@ struct stage_options {
 /* The cache of a handle; NULL for NULL (cache_api.c). */
 struct tiers_cache *cache_of(const struct larder_cache *c);
 
+/* Of samples that went through the decoded cache, and how long decoding them took, or would have. */
+struct decoded_counts { uint64_t hits, misses, decode_ns, saved_ns; };
+
 /* What a batch cost, beside the batch. */
 struct stage_cost {
     uint64_t fetch_stall_ns, prep_stall_ns; /* of the call that got it */
     uint64_t bytes;                         /* of its fields */
     struct tiers_counts io;                 /* what each tier gave */
+    struct decoded_counts decoded;
     const struct bad_notes *bad;            /* of the batch, by position; borrowed until it is released */
 };
 

@@ -256,6 +256,8 @@ static int replace(struct worker *w, struct slot *s, uint32_t i, struct search *
     struct which x;
     uint64_t bytes;
 
+    if (s->kept)
+        s->kept[i].view = NULL; /* what comes is read */
     while (search_next(st, f, &x)) {
         int rc = mend_read(w, s, x, s->values + (size_t)i * st->n_fields, &why);
         if (!rc)
@@ -334,13 +336,15 @@ int mend_plan(struct stage *st, struct slot *s, size_t *bytes, struct larder_err
     int rc = LARDER_OK;
 
     for (uint32_t i = 0; !rc && i < b->n; i++) {
+        if (st->o.decoded && st->views[i])
+            continue;
         struct which x = {st->ordinals[i], st->sources ? st->sources[i] : 0};
         rc = plan_place(st, s, st->positions ? st->positions[i] : (b->position + i) % length, &x, err);
         st->ordinals[i] = x.ordinal;
         if (st->sources)
             st->sources[i] = x.source;
     }
-    return rc ? rc : feed_batch_plan(s->reads, st->ordinals, st->sources, b->n, bytes, err);
+    return rc ? rc : fetch_plan(st, s, bytes, err);
 }
 
 /* ---- arrays ---- */

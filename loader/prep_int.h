@@ -78,6 +78,8 @@ int decoded_open(const struct decoded_options *o, struct decoded **d, struct lar
 void decoded_close(struct decoded *d); /* NULL is allowed; in a forked child memory only */
 /* views[i]: the stored form of ordinals[i] (extents[i].stored_len bytes), until close; NULL: it is not there. Any thread. */
 size_t decoded_lookup(struct decoded *d, const uint64_t *ordinals, size_t n, struct extent *extents, const void **views);
+/* Of a stored form: bytes of the fields that are kept as they are. */
+uint64_t decoded_raw_bytes(const struct decoded *d, const void *view, size_t len);
 struct tiers_variant_stats decoded_stats(const struct decoded *d);
 int decoded_worker_new(struct decoded *d, struct decoded_worker **w, struct larder_error *err);
 void decoded_worker_free(struct decoded_worker *w);

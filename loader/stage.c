@@ -231,6 +231,9 @@ static void stage_free(struct stage *st)
     free(st->ordinals);
     free(st->positions);
     free(st->sources);
+    free(st->missing);
+    free(st->views_are);
+    free(st->views);
     free(st);
 }
 
@@ -285,6 +288,13 @@ static int allocate(struct stage *st, struct larder_error *err)
     st->ordinals = calloc(most, sizeof(*st->ordinals));
     st->positions = st->o.plan.assign ? calloc(most, sizeof(*st->positions)) : NULL;
     st->sources = st->o.plan.mix ? calloc(most, sizeof(*st->sources)) : NULL;
+    if (st->o.decoded) {
+        st->missing = calloc(most, sizeof(*st->missing));
+        st->views_are = calloc(most, sizeof(*st->views_are));
+        st->views = calloc(most, sizeof(*st->views));
+        if (!st->missing || !st->views_are || !st->views)
+            return err_nomem(err, most * (sizeof(uint64_t) + sizeof(struct extent) + sizeof(void *)), "staging buffer");
+    }
     if (!st->slots || !st->by_seq || !st->live || !st->ordinals || (st->o.plan.assign && !st->positions) || (st->o.plan.mix && !st->sources))
         return err_nomem(err, n * 4 * sizeof(void *) + st->batch_n * sizeof(uint64_t), "staging buffer");
     st->region = region_map(st->o.staging_bytes);

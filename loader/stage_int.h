@@ -14,6 +14,9 @@
 #include "loader/loader_int.h"
 #include "loader/prep_int.h"
 
+/* A sample of a batch when there is a decoded cache: its stored form, or which of the batch's reads its record is. */
+struct kept { const void *view; uint32_t len, read; };
+
 enum slot_state { SLOT_FREE, SLOT_FETCHING, SLOT_FETCHED, SLOT_READY, SLOT_HELD };
 
 /* A part of the region, in whole pages. */
@@ -27,13 +30,15 @@ struct slot {
     uint64_t seq;
     struct piece lasting, passing; /* until it is released; until its arrays are made. Without arrays the first holds all */
     /* In the passing one: records, scratch, where the scratch of each sample begins, values. In the lasting one: ordinals, positions, arrays. */
-    size_t scratch_at, scratches_at, values_at, ordinals_at, positions_at, sources_at, arrays_at;
-    uint64_t raw_bytes, raw_max; /* of its records */
+    size_t scratch_at, scratches_at, kept_at, values_at, ordinals_at, positions_at, sources_at, arrays_at;
+    uint32_t n_reads;            /* records: its samples but for those that were found decoded */
+    uint64_t raw_bytes, raw_max; /* of its records, and of what is kept of the others */
     uint64_t units;              /* what it counts in the window */
     struct larder_value *values;
     uint64_t *ordinals;          /* batch.ordinals, */
     uint32_t *sources;           /* and batch.sources */
-    uint64_t *scratches;         /* [n], from scratch_at; NULL: no record is compressed */
+    struct kept *kept;           /* [n]; NULL: there is no decoded cache */
+    uint64_t *scratches;         /* [n_reads], from scratch_at; NULL: no record is compressed */
     uint8_t *scratch;
     struct prep_batch prep;
     uint64_t start_ns, fetched_ns, ready_ns, held_ns; /* when it came that far; ready, held: with a trace only */
@@ -56,6 +61,8 @@ struct worker {
     struct stage *stage;
     struct decoder *decoder;
     struct prep_worker *prep;    /* NULL: batches have values */
+    struct decoded_worker *decoded; /* NULL: there is no decoded cache */
+    struct decoded_counts counts; /* of a portion */
     struct larder_value *values; /* of a record of another schema; NULL: all are of one */
     struct trace_batch batch;    /* at whose portions it has been without a break, since begin_ns; samples 0: at none */
     uint64_t begin_ns, end_ns;
@@ -89,6 +96,9 @@ struct stage {
     uint64_t *ordinals;          /* of the batch being planned, */
     uint64_t *positions;         /* where they stand; NULL: from the batch's position on, */
     uint32_t *sources;           /* and of which dataset they are; NULL: there is one */
+    uint64_t *missing;           /* of a decoded cache, as the next two: ordinals of the batch being planned that it has not, */
+    struct extent *views_are;    /* what it has of each, */
+    const void **views;          /* and where */
     uint64_t plan_epoch, plan_number;
     struct slot *planned;        /* waits for room */
     bool full_once;              /* the region was, so that it is pinned */
@@ -138,6 +148,8 @@ static inline struct trace_batch stage_traced(const struct slot *s)
 /* ---- fetch.c ---- */
 
 void *fetch_main(void *stage);
+/* Plans the reads of st->ordinals: of those that are not found decoded. */
+int fetch_plan(struct stage *st, struct slot *s, size_t *bytes, struct larder_error *err);
 /* Reads b on the thread's own feed, and takes what else completes meanwhile: that thread holds claims of other batches, for which another
  * queue would wait in vain. LARDER_END: all is cancelled. */
 int fetch_alone(struct stage *st, struct feed_batch *b, void *memory, struct larder_error *err);

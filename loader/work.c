@@ -36,20 +36,48 @@ static int decode(struct worker *w, struct slot *s, uint32_t i, struct larder_er
     struct stage *st = w->stage;
     struct larder_value *v = s->values + (size_t)i * st->n_fields;
     bool remap = st->o.fields != NULL;
-    int rc = feed_batch_decode(s->reads, i, w->decoder, s->scratches ? s->scratch + s->scratches[i] : s->scratch, remap ? w->values : v, err);
+    uint32_t read = s->kept ? s->kept[i].read : i;
+    int rc = feed_batch_decode(s->reads, read, w->decoder, s->scratches ? s->scratch + s->scratches[read] : s->scratch, remap ? w->values : v,
+                               err);
 
     if (!rc && remap)
-        work_remap(st, feed_batch_source(s->reads, i), w->values, v);
+        work_remap(st, feed_batch_source(s->reads, read), w->values, v);
     return rc;
+}
+
+/* The sample's images in their stored form, found or made now. Others may have made it since the batch was planned. */
+static int take_decoded(struct worker *w, const struct kept *k, uint64_t ordinal, struct larder_value *values, struct larder_error *err)
+{
+    const struct decoded_image *images;
+    const void *view = k->view;
+    struct extent e = {.stored_len = k->len};
+    uint64_t ns;
+    int rc;
+
+    if (view || decoded_lookup(w->stage->o.decoded, &ordinal, 1, &e, &view))
+        rc = decoded_take(w->decoded, view, e.stored_len, k->view ? values : NULL, &images, &ns, err);
+    else
+        rc = decoded_make(w->decoded, ordinal, values, &images, &ns, err);
+    if (rc)
+        return rc;
+    w->counts.hits += view != NULL;
+    w->counts.misses += view == NULL;
+    *(view ? &w->counts.saved_ns : &w->counts.decode_ns) += ns;
+    prep_worker_decoded(w->prep, images);
+    return LARDER_OK;
 }
 
 int work_arrays(struct worker *w, struct slot *s, uint32_t i, uint64_t ordinal, struct larder_error *err)
 {
     const struct stage *st = w->stage;
+    struct larder_value *values = s->values + (size_t)i * st->n_fields;
+    int rc = LARDER_OK;
 
     if (!w->prep)
         return LARDER_OK;
-    return prep_sample(w->prep, &s->prep, i, ordinal, stage_position(st, s, i), s->values + (size_t)i * st->n_fields, err);
+    if (s->kept)
+        rc = take_decoded(w, &s->kept[i], ordinal, values, err);
+    return rc ? rc : prep_sample(w->prep, &s->prep, i, ordinal, stage_position(st, s, i), values, err);
 }
 
 /* What is damaged is read again by itself; what is bad all the same is mended. */
@@ -57,8 +85,10 @@ static int make(struct worker *w, struct slot *s, uint32_t i, struct larder_erro
 {
     struct which x = {s->ordinals[i], s->sources ? s->sources[i] : 0};
     struct larder_error why;
-    int rc = s->alone ? LARDER_ECORRUPT : decode(w, s, i, &why);
+    int rc = LARDER_OK;
 
+    if (!s->kept || !s->kept[i].view)
+        rc = s->alone ? LARDER_ECORRUPT : decode(w, s, i, &why);
     if (rc == LARDER_ECORRUPT)
         rc = mend_read(w, s, x, s->values + (size_t)i * w->stage->n_fields, &why);
     if (!rc)
@@ -76,6 +106,7 @@ struct portion {
     struct slot *slot;
     uint32_t first, n;
     uint64_t bytes;     /* of its values */
+    struct decoded_counts decoded;
     uint32_t failed_at; /* UINT32_MAX: none did */
     struct larder_error failure;
 };
@@ -128,6 +159,7 @@ static void run(struct worker *w, struct portion *p)
     struct slot *s = p->slot;
     uint32_t i = p->first, end = p->first + p->n;
 
+    w->counts = (struct decoded_counts){0, 0, 0, 0};
     while (i < end && !atomic_load_explicit(&st->stop, memory_order_relaxed)) {
         size_t n = 0;
         if (!w->prep && !s->alone) /* what a cache gave need only be placed: as many as come next */
@@ -138,6 +170,7 @@ static void run(struct worker *w, struct portion *p)
         }
         i += MAX((uint32_t)n, 1u);
     }
+    p->decoded = w->counts;
     for (size_t k = (size_t)p->first * st->n_fields; !w->prep && k < (size_t)i * st->n_fields; k++)
         p->bytes += s->values[k].len;
 }
@@ -229,6 +262,10 @@ static void settle(struct worker *w, const struct portion *p)
 
     s->working--;
     s->cost.bytes += p->bytes;
+    s->cost.decoded.hits += p->decoded.hits;
+    s->cost.decoded.misses += p->decoded.misses;
+    s->cost.decoded.decode_ns += p->decoded.decode_ns;
+    s->cost.decoded.saved_ns += p->decoded.saved_ns;
     if (p->failed_at < s->failed_at) {
         s->failed_at = p->failed_at;
         s->failure = p->failure;
@@ -309,6 +346,8 @@ int work_open(struct stage *st, struct larder_error *err)
         rc = decoder_new(&st->workers[i].decoder, err);
         if (!rc && st->o.prep)
             rc = prep_worker_new(st->o.prep, &st->workers[i].prep, err);
+        if (!rc && st->o.decoded)
+            rc = decoded_worker_new(st->o.decoded, &st->workers[i].decoded, err);
         if (!rc && st->o.fields_max && !(st->workers[i].values = calloc(st->o.fields_max, sizeof(*st->workers[i].values))))
             rc = err_nomem(err, st->o.fields_max * sizeof(struct larder_value), "decode threads");
     }
@@ -320,6 +359,7 @@ void work_close(struct stage *st)
     for (unsigned i = 0; st->workers && i < MAX(st->n_workers, 1u); i++) {
         decoder_free(st->workers[i].decoder);
         prep_worker_free(st->workers[i].prep);
+        decoded_worker_free(st->workers[i].decoded);
         free(st->workers[i].values);
     }
     free(st->workers);
