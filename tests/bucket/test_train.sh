@@ -58,4 +58,21 @@ is fetched "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$hash"
 "$PYTHON" "$root/tests/bucket/files.py" put "$bucket" put disk
 ok larder verify "s3://$bucket/put" --quiet
 is listed "$(larder ls "s3://$bucket/put" | sha256sum)" "$(larder ls disk | sha256sum)"
+
+# images as arrays: the pixels that the directory gives, through faults, two threads or four, and in pieces
+images=(--image rrc:48 --flip 0.5 --epochs 2 --batch-size 32 --json)
+ok larder bench disk "${images[@]}" --threads 2
+pixels=$(json_of "$tmp/out" '[l["data_hash"] for l in o]')
+run larder bench "s3://$bucket/in" "${images[@]}" --threads 4 --dram 512MB --cache-name "images-$$"
+rc_is 0
+is pixels "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$pixels"
+faults latmin=20 latmax=50 slowdown=0.05 trunc=0.02 flip=0.02
+run bounded 100 larder bench "s3://$bucket/in" "${images[@]}" --fetch-size 64 --threshold 64 --endpoint "$S3_PROXY"
+rc_is 0
+is "pixels through faults" "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$pixels"
+faults
+"$BUILD/tests/examples/train_images" disk 2 "$tmp/whole.state" >"$tmp/whole"
+for steps in 3 100; do "$BUILD/tests/examples/train_images" "s3://$bucket/in" 2 "$tmp/state" $steps; done >"$tmp/pieces"
+is "losses" "$(awk '{s[$2] += $4} END {printf "%.1f %.1f", s["0:"], s["1:"]}' "$tmp/pieces")" \
+    "$(awk '{s[$2] += $4} END {printf "%.1f %.1f", s["0:"], s["1:"]}' "$tmp/whole")"
 echo "test_train: $n images ok"
