@@ -177,7 +177,7 @@ fault: $(FAULT) tools
 	@$(RUN) fault $(FAULT) $(wildcard tests/fault/test_*.sh)
 crash: $(CRASH) tools
 	@$(RUN) crash $(CRASH) $(wildcard tests/crash/*.sh tests/crash/test_*.py)
-e2e: all $(EXAMPLES) $(BUILD)/tests/data/mkjpegs $(BUILD)/tests/data/pixels $(BUILD)/tests/data/sounds
+e2e: all $(EXAMPLES) $(STAND_IN) $(BUILD)/tests/data/mkjpegs $(BUILD)/tests/data/pixels $(BUILD)/tests/data/sounds
 	@$(RUN) e2e $(wildcard tests/e2e/test_*.sh tests/e2e/test_*.py)
 bucket: all $(BUCKET) $(EXAMPLES) $(BUILD)/tests/data/mkjpegs
 	@$(subst tests/run.sh,tests/bucket/run.sh,$(RUN)) $(BUCKET) $(wildcard tests/bucket/test_*.sh tests/bucket/test_*.py)

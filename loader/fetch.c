@@ -376,7 +376,7 @@ int fetch_alone(struct stage *st, struct feed_batch *b, void *memory, struct lar
 /* ---- the thread ---- */
 
 /* A region that was full once is registered with CUDA, as a whole: it has been touched already, and nothing that is copied to a device lies
- * across an end. */
+ * across an end. Asked again each time: the process may use CUDA only later. */
 static void pin_region(struct stage *st)
 {
     bool full;
@@ -433,7 +433,7 @@ static void run(struct stage *st)
         if (st->cork)
             tiers_queue_cork(feed_only(st->feed), started && st->plan_seq > 1); /* the very first batch does not wait for a window */
         worked = st->n_threads == 0 && work_some(st);
-        if (st->wants_space && !st->full_once)
+        if (st->wants_space)
             pin_region(st);
         if (feed_under_way(st->feed))
             reap(st, !started && !worked && may_sleep(st));

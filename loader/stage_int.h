@@ -101,7 +101,7 @@ struct stage {
     const void **views;          /* and where */
     uint64_t plan_epoch, plan_number;
     struct slot *planned;        /* waits for room */
-    bool full_once;              /* the region was, so that it is pinned */
+    bool full_once;              /* the region was, so that it is registered */
     bool wants_space;            /* the next batch waits for room, or for a window to fall due: nothing else */
     struct feed_batch *alone;    /* of one record, while it is under way (fetch_alone) */
     int alone_rc;

@@ -27,7 +27,7 @@ PUBLIC = "loader/larder.h"
 # Headers of the C library and the kernel; anything else in <> is third-party.
 SYSTEM = re.compile(
     r"^(sys|linux|arpa|netinet|asm)/|^(assert|cpuid|ctype|dirent|dlfcn|endian|errno|fcntl|float|fnmatch|ftw|getopt|glob|"
-    r"grp|immintrin|inttypes|langinfo|libgen|limits|locale|math|netdb|nmmintrin|poll|pthread|pwd|sched|semaphore|setjmp|"
+    r"grp|immintrin|inttypes|langinfo|libgen|limits|link|locale|math|netdb|nmmintrin|poll|pthread|pwd|sched|semaphore|setjmp|"
     r"signal|spawn|stdalign|stdarg|stdatomic|stdbool|stddef|stdint|stdio|stdlib|string|strings|syslog|termios|threads|"
     r"time|ucontext|uchar|unistd|utime|wchar|wctype|wmmintrin|x86intrin|smmintrin|emmintrin|tmmintrin|arm_acle|"
     r"arm_neon)\.h$")

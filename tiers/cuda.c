@@ -16,6 +16,7 @@
  * Threads: poke and stats from any; one thread of ours a region, which alone calls the driver until cuda_pins_free has joined it.
  */
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
@@ -226,13 +227,15 @@ static void *pins_main(void *arg)
     return NULL;
 }
 
-static bool in_use(void)
+static int is_driver(struct dl_phdr_info *lib, size_t size, void *user)
 {
-    void *lib = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (lib)
-        dlclose(lib);
-    return lib != NULL;
+    const char *slash = strrchr(lib->dlpi_name, '/');
+    (void)size, (void)user;
+    return strncmp(slash ? slash + 1 : lib->dlpi_name, "libcuda.so", 10) == 0;
 }
+
+/* Has this process loaded it? Asked often, and so without dlopen, which would look for the file each time. */
+static bool in_use(void) { return dl_iterate_phdr(is_driver, NULL) != 0; }
 
 /* Under the lock. */
 static void start_thread(struct cuda_pins *c)

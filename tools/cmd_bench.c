@@ -75,7 +75,6 @@ const struct option_spec bench_options[] = {
 
 struct epoch {
     struct digest digest;
-    uint64_t bad;
     struct larder_progress progress;
     struct larder_loader_stats stats;
     struct larder_loader_estimate estimate; /* of a remote dataset */
@@ -225,7 +224,7 @@ static void print_json(const struct bench *b)
     jsonl_u64(&j, "bytes", s->bytes);
     jsonl_fixed(&j, "fetch_stall_s", (double)s->fetch_stall_ns / 1e9, 6);
     jsonl_fixed(&j, "prep_stall_s", (double)s->prep_stall_ns / 1e9, 6);
-    jsonl_u64(&j, "bad", e->bad);
+    jsonl_u64(&j, "bad", s->bad);
     jsonl_hash(&j, "order_hash", e->digest.order);
     jsonl_hash(&j, "data_hash", e->digest.data);
     jsonl_object(&j, "tiers");
@@ -284,7 +283,6 @@ static void on_bad(void *user, const struct larder_bad_sample *bad)
 {
     struct bench *b = user;
 
-    b->epoch.bad++;
     if (++b->bad <= BAD_SHOWN)
         say(b->t, bad->message, bad->substitute == LARDER_NO_ORDINAL ? NULL : "another takes its place");
     if (b->bad == BAD_SHOWN)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Images as arrays: the same pixels with any number of threads, batch sizes, ranks, tiers, engines and windows, cold and warm; other ones with
-# another seed or epoch. What is asked of them shows in their bytes.
+# another seed or epoch. What is asked of them shows in their bytes. Bad samples fail or are replaced.
 . "$(dirname "$0")/common.sh"
 name=prep-$$
 
@@ -76,6 +76,26 @@ differs $((32 * 32 * 3 * 2)) --image rrc:32 --dtype bfloat16 --normalize 0.5,0.5
 is "different pixels" "$(sort -u "$tmp/hashes" | wc -l)" 15
 ok larder bench d --epochs 1 --image center:32 --seed 9 --shuffle none --json
 is "a centre crop depends on nothing" "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$(sed -n 7p "$tmp/hashes")"
+
+# bad samples
+mkdir -p bad
+cp -r src/* bad/
+for f in $(find bad -name '*.jpg' -o -name '*.JPEG' -o -name '*.jpeg' | sort | sed -n '5p;50p'); do
+    truncate -s 100 "$f"
+done
+ok larder ingest bad b --quiet
+run larder bench b --image rrc:32 --json
+rc_is 3
+has err '^larder bench: .*, field image: '
+is "lines on stderr" "$(wc -l <"$tmp/err")" 1
+run larder bench b --image rrc:32 --on-bad-sample replace --epochs 2 --json --threads 2
+rc_is 0
+is "bad samples" "$(json_of "$tmp/out" '[(l["samples"], l["bad"]) for l in o]')" "[(120, 2), (120, 2)]"
+bad=$(json_of "$tmp/out" '[l["data_hash"] for l in o]')
+is "bad samples named" "$(grep -c '^larder bench: sample .*: another takes its place$' "$tmp/err")" 4
+run larder bench b --image rrc:32 --on-bad-sample replace --epochs 2 --json --threads 1 --batch-size 9
+rc_is 0
+is "data with substitutes" "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$bad"
 
 ok larder ingest "$root/tests/e2e" t --fields data:bytes --quiet
 run larder bench t --image rrc:32
