@@ -94,7 +94,68 @@ static int operation(const char *dir, uint64_t *h, struct larder_error *err)
     return rc;
 }
 
-static void sweep(enum fault_kind kind, bool must_succeed)
+static int in_turn(void *user, const struct larder_assign_in *in, uint32_t *ranks, struct larder_error *err)
+{
+    (void)user;
+    (void)err;
+    for (uint32_t i = 0; i < in->n; i++)
+        ranks[i] = i % in->world;
+    return LARDER_OK;
+}
+
+/* A mix of a dataset with itself, of a part of it by key, shared out by a function; with a state and a seek. */
+static int operation_mix(const char *dir, uint64_t *h, struct larder_error *err)
+{
+    struct larder_mix_source s[2] = {LARDER_MIX_SOURCE_INIT, LARDER_MIX_SOURCE_INIT};
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_dataset_options d = LARDER_DATASET_OPTIONS_INIT;
+    char state[LARDER_STATE_BYTES(2)];
+    uint8_t filter[8] = {0xff, 0xff, 0x0f};
+    const struct larder_batch *b;
+    struct larder_loader *ld;
+    struct larder_dataset *ds;
+    double weights[60];
+    int rc;
+
+    *h = 0;
+    d.direct = LARDER_DIRECT_OFF;
+    rc = larder_dataset_open(dir, &d, &ds, err);
+    if (rc)
+        return rc;
+    for (int i = 0; i < 60; i++)
+        weights[i] = i % 3;
+    s[0].ds = s[1].ds = ds;
+    s[0].weight = 1;
+    s[1].weight = 3;
+    s[0].filter = filter;
+    s[1].weights = weights;
+    o.epochs = 1;
+    o.batch_size = 4;
+    o.world = 2;
+    o.split_end = 0.8;
+    o.staging_bytes = 4 << 20;
+    o.assign = in_turn;
+    rc = larder_loader_open_mix(s, 2, LARDER_EXHAUSTED_STOP, &o, &ld, err);
+    if (rc == 0) {
+        rc = larder_loader_state(ld, state, sizeof(state), err);
+        if (rc == 0)
+            rc = larder_loader_load_state(ld, state, err);
+        while (rc == 0 && (rc = larder_loader_next(ld, &b, err)) == 0) {
+            *h = digest(*h, b->values, (size_t)b->n * b->n_fields);
+            larder_batch_release(b);
+        }
+        (void)larder_loader_warning(ld, 0);
+        larder_loader_close(ld);
+    } else {
+        CHECK(ld == NULL);
+    }
+    larder_dataset_close(ds);
+    return rc == LARDER_END ? 0 : rc;
+}
+
+typedef int operation_fn(const char *dir, uint64_t *h, struct larder_error *err);
+
+static void sweep_of(operation_fn *op, enum fault_kind kind, bool must_succeed)
 {
     const char *dir = dataset_make(&spec);
     uint64_t want = 0, have = 0;
@@ -102,11 +163,11 @@ static void sweep(enum fault_kind kind, bool must_succeed)
     long n;
     int rc;
 
-    REQUIRE_OK(operation(dir, &want, &err), &err);
+    REQUIRE_OK(op(dir, &want, &err), &err);
     for (n = 1; n < 5000; n++) {
         memset(&err, 0, sizeof(err));
         fault_arm(kind, n);
-        rc = operation(dir, &have, &err);
+        rc = op(dir, &have, &err);
         if (!fault_disarm())
             break;
         if (rc == 0)
@@ -119,6 +180,16 @@ static void sweep(enum fault_kind kind, bool must_succeed)
     CHECK(n < 5000);
     CHECK_OK(rc, &err);
     CHECK_EQ(have, want);
+}
+
+static void sweep(enum fault_kind kind, bool must_succeed) { sweep_of(operation, kind, must_succeed); }
+
+TEST(mixes)
+{
+    sweep_of(operation_mix, FAULT_ALLOC, false);
+    sweep_of(operation_mix, FAULT_IO, false);
+    sweep_of(operation_mix, FAULT_SHORT, true);
+    sweep_of(operation_mix, FAULT_THREAD, false);
 }
 
 TEST(allocations) { sweep(FAULT_ALLOC, false); }
