@@ -6,6 +6,7 @@
 
 #include "loader/loader_int.h"
 #include "tests/unit/dataset.h"
+#include "tests/unit/http_server.h"
 
 enum { SOURCES = 3, MOST = 700 };
 
@@ -283,6 +284,86 @@ TEST(seeks)
     larder_batch_release(b);
     larder_loader_close(ld);
     set_close(&s);
+}
+
+/* ---- datasets behind a web server, and one that is not ---- */
+
+struct site { const char *dir; struct { char path[sizeof(((struct request *)0)->path)]; struct buf body; } file[64]; size_t n; };
+
+/* Files below dir, a moment late. What was served stays for bodies that are under way. */
+static void serve(struct server *s, const struct request *q, struct answer *a)
+{
+    struct site *site = s->user;
+    struct store_io *io;
+    size_t i = 0;
+
+    while (i < site->n && strcmp(site->file[i].path, q->path))
+        i++;
+    if (i == site->n && i < ARRAY_LEN(site->file) && io_file_open(site->dir, false, 0, &io, NULL) == 0) {
+        struct buf body = BUF_INIT;
+        if (io_read_all(io, q->path + 1, 64 << 20, &body, NULL) == 0) {
+            snprintf(site->file[i].path, sizeof(site->file[i].path), "%s", q->path);
+            site->file[i].body = body;
+            site->n++;
+        } else {
+            buf_release(&body);
+        }
+        io_close(io);
+    }
+    a->delay_ms = 1 + q->nr % 5;
+    a->status = 404;
+    if (i == site->n)
+        return;
+    s->object = site->file[i].body.data;
+    s->object_len = site->file[i].body.len;
+    server_object(s, q, a);
+}
+
+TEST(far_and_near_datasets)
+{
+    static struct server servers[2]; /* large, as these */
+    static struct site site[2];
+    struct course c = {1, 20, 0, LARDER_LAST_SHORT, LARDER_SHUFFLE_FULL, LARDER_EXHAUSTED_REPEAT, 0, 2};
+    counts *count = calloc(2, sizeof(*count));
+    struct larder_error err;
+    char url[256];
+    struct set s;
+
+    set_open(&s, false);
+    for (int i = 0; i < 2; i++) {
+        site[i].dir = dataset_make(&specs[i + 1]);
+        servers[i].handle = serve;
+        servers[i].user = &site[i];
+        server_start(&servers[i]);
+        larder_dataset_close(s.ds[i + 1]);
+        server_url(&servers[i], "", url);
+        REQUIRE_OK(larder_dataset_open(url, NULL, &s.ds[i + 1], &err), &err);
+        s.source[i + 1].ds = s.ds[i + 1];
+    }
+    struct larder_loader *ld = open_rank(&s, &c, 0, NULL);
+    read_batches(ld, UINT64_MAX, count, NULL);
+    struct larder_loader_estimate e = {.struct_size = sizeof(e)};
+    CHECK_OK(larder_loader_estimate(ld, &e, &err), &err);
+    CHECK(e.samples >= 700 + 150 + 33 && e.gets > 0);
+    larder_loader_close(ld);
+    for (int i = 0; i < SOURCES; i++)
+        for (uint64_t o = 0; o < specs[i].n; o++)
+            CHECK(count[0][i][o] == 1 && count[1][i][o] == 1);
+    for (int round = 0; round < 5; round++) { /* and ends while much is on its way */
+        const struct larder_batch *b;
+        ld = open_rank(&s, &c, 0, NULL);
+        for (int i = 0; i < round; i++)
+            if (larder_loader_next(ld, &b, &err) == LARDER_OK)
+                larder_batch_release(b);
+        larder_loader_close(ld);
+    }
+    set_close(&s);
+    for (int i = 0; i < 2; i++) {
+        server_stop(&servers[i]);
+        for (size_t k = 0; k < site[i].n; k++)
+            buf_release(&site[i].file[k].body);
+    }
+    free(count);
 }
 
 /* ---- another schema ---- */
