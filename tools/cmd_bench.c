@@ -207,6 +207,19 @@ static void print_cache(struct jsonl *j, const struct cache_args *a, const struc
     jsonl_close(j, '}');
 }
 
+static void print_decoded(struct jsonl *j, const struct larder_decoded_stats *s)
+{
+    jsonl_object(j, "decoded");
+    jsonl_u64(j, "hits", s->hits);
+    jsonl_u64(j, "misses", s->misses);
+    jsonl_fixed(j, "decode_s", (double)s->decode_ns / 1e9, 6);
+    jsonl_fixed(j, "saved_s", (double)s->saved_ns / 1e9, 6);
+    jsonl_u64(j, "entries", s->entries);
+    jsonl_u64(j, "used_bytes", s->used_bytes);
+    jsonl_u64(j, "budget_bytes", s->budget_bytes);
+    jsonl_close(j, '}');
+}
+
 static void print_json(const struct bench *b)
 {
     const struct epoch *e = &b->epoch;
@@ -234,6 +247,8 @@ static void print_json(const struct bench *b)
         print_tier(&j, "nvme", &s->nvme);
     print_tier(&j, "origin", &s->origin);
     jsonl_close(&j, '}');
+    if (b->loader.o.decoded_bytes)
+        print_decoded(&j, &s->decoded);
     if (b->remote)
         remote_stats_json(&j, &e->remote, &e->estimate);
     print_cache(&j, a, b->dataset.cache);
@@ -335,6 +350,7 @@ static int run(struct bench *b)
     struct larder_loader *ld = NULL;
     struct tool *t = b->t;
     struct larder_loader_options *o = &b->loader.o;
+    const char *warning;
 
     b->remote = remote_is(t->argv[0]);
     o->timeout_ms = t->remote.timeout_ms;
@@ -350,6 +366,11 @@ static int run(struct bench *b)
         tool_begin(t);
     else
         progress_init(&t->progress, stderr, 0);
+    for (size_t i = 0; (warning = larder_loader_warning(ld, i)); i++) {
+        progress_hide(&t->progress);
+        fprintf(stderr, "larder bench: warning: %s\n", warning);
+        progress_show(&t->progress);
+    }
     run_epochs(ld, b);
     larder_loader_close(ld);
     if (b->stopped && b->batches > 0 && t->status == EXIT_DONE)
@@ -387,7 +408,7 @@ static void parse_prep(struct tool *t, struct loader_args *a, int row)
     case THREADS: option_unsigned(t, 1, 1024, &a->o.threads); break;
     case BAD: option_choice(t, bads, &a->o.on_bad_sample); break;
     case MAX_BAD: option_max_bad(t, a); break;
-    case DECODED: option_size(t, 1, UINT64_MAX / 16, &a->o.decoded_bytes); break;
+    case DECODED: option_size(t, 4u << 20, UINT64_MAX / 16, &a->o.decoded_bytes); break;
     case DECODED_SIDE: option_unsigned(t, 1, 65535, &a->o.decoded_side); break;
     case DECODED_COMPRESS: a->o.decoded_compress = 1; break;
     }

@@ -49,6 +49,10 @@ is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
 # ranks: together each sample once an epoch, and the data of all is the data of one
 ok larder bench d --shuffle block --block 10 --window 3 --json
 is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
+run larder bench d --shuffle block --block 1 --window 2 --json
+rc_is 0
+is data "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$data"
+has err '^larder bench: warning: .* classes'
 for rank in 0 1 2; do
     ok larder bench d --world 3 --rank $rank --batch-size 7 --last short --epochs 2 --json
     cat "$tmp/out"

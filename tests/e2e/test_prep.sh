@@ -77,6 +77,26 @@ is "different pixels" "$(sort -u "$tmp/hashes" | wc -l)" 15
 ok larder bench d --epochs 1 --image center:32 --seed 9 --shuffle none --json
 is "a centre crop depends on nothing" "$(json_of "$tmp/out" 'o[0]["data_hash"]')" "$(sed -n 7p "$tmp/hashes")"
 
+# the decoded cache: other pixels than without, the same ones whether they were kept or not, by any process
+decoded=(--decoded-cache 32MB --cache-name "$name-d")
+run larder bench d "${prep[@]}" "${decoded[@]}" --batch-size 20 --threads 2 --json
+rc_is 0
+kept=$(json_of "$tmp/out" '[l["data_hash"] for l in o]')
+[ "$kept" != "$data" ] || fail "the stored form makes no difference"
+is "samples through the decoded cache" "$(json_of "$tmp/out" '[l["decoded"]["hits"] + l["decoded"]["misses"] for l in o]')" "[120, 120]"
+is "what it holds" "$(json_of "$tmp/out" 'o[1]["decoded"]["entries"], 0 < o[1]["decoded"]["used_bytes"] <= o[1]["decoded"]["budget_bytes"] <= 32000000')" "(120, True)"
+run larder bench d --image center:24 --epochs 40 "${decoded[@]}" --batch-size 60 --json # more than is planned ahead
+rc_is 0
+is "hits of the decoded cache" "$(json_of "$tmp/out" 'o[39]["decoded"]["hits"], o[39]["decoded"]["saved_s"] > 0, o[39]["tiers"]["origin"]["hits"], len({l["data_hash"] for l in o})')" "(120, True, 0, 1)"
+for other in '--threads 1 --batch-size 7' '--decoded-compress' '--dram 64MB' '--world 1 --last short --threads 5'; do
+    run larder bench d "${prep[@]}" "${decoded[@]}" $other --json
+    rc_is 0
+    is "kept pixels with $other" "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$kept"
+done
+run larder bench d "${prep[@]}" --decoded-cache 4MiB --cache-name "$name-e" --json # not all fits
+rc_is 0
+is "pixels of a small decoded cache" "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$kept"
+
 # bad samples
 mkdir -p bad
 cp -r src/* bad/

@@ -111,7 +111,7 @@ for image in rrc rrc: rrc:0 rrc:224x center:1x2x3 full:70000 crop:5; do
 done
 wrong "larder bench: --flip needs --image rrc:SIDE, center:SIDE or full:SIDE; see 'larder bench --help'" bench d --flip 0.5
 wrong "larder bench: --flip: '1.5' is not a number from 0 to 1 such as 0.5; see 'larder bench --help'" bench d --image rrc:8 --flip 1.5
-wrong "larder bench: --decoded-cache needs --image rrc:SIDE, center:SIDE or full:SIDE; see 'larder bench --help'" bench d --decoded-cache 1MB
+wrong "larder bench: --decoded-cache needs --image rrc:SIDE, center:SIDE or full:SIDE; see 'larder bench --help'" bench d --decoded-cache 4MiB
 for normalize in x 1 1, 1,2,3 1,2,3,4,5,6,7 nan,1; do
     wrong "larder bench: --normalize: '$normalize' is not imagenet, MEAN,STD such as 0.5,0.25, or three means and three standard deviations; see 'larder bench --help'" \
         bench d --image rrc:8 --normalize $normalize
