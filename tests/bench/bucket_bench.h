@@ -4,14 +4,17 @@
  * larder is compared with: bare loops of libcurl.
  *
  * One bucket, whose datasets are made below BENCH_DATA once and copied to the fresh server of each run. The bare loops sign with
- * libcurl's own SigV4, keep their connections, and throw away what they read.
+ * libcurl's own SigV4, keep their connections, and throw away what they read, or (struct bucket_keep) keep it.
  */
 #ifndef BUCKET_BENCH_H
 #define BUCKET_BENCH_H
 
 #include <ctype.h>
 #include <curl/curl.h>
+#include <fcntl.h>
+#include <liburing.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include "tests/bench/bench.h"
 
@@ -222,20 +225,37 @@ BENCH_UNUSED static size_t bucket_shards(const struct bucket *b, const char *end
     return n;
 }
 
+/* What a bare loop does with the bytes: nothing, or it keeps them in fresh memory, or in a file, past the page cache, and then reads that once
+ * in random pieces of `piece` bytes. */
+struct bucket_keep {
+    uint8_t *memory;
+    const char *path;
+    size_t piece;
+    int fd;
+    struct io_uring ring;
+    uint8_t **unused;
+    unsigned n_unused, writing;
+};
+
+#define BUCKET_ALIGN(n) (((n) + 4095) & ~(size_t)4095)
+
 /* A transfer of the multi loop, on one range after the other. */
 struct bucket_slot {
     CURL *easy;
     struct curl_slist *headers;
+    uint8_t *to; /* of the range under way */
+    size_t got;
+    uint64_t at; /* of the range, were all of them laid one behind the other */
 };
 
 struct bucket_ranges {
     const struct bucket_object *objects;
     size_t n_objects, object;
-    uint64_t offset, step;
+    uint64_t offset, step, at;
 };
 
-/* Puts the next range on e; false: there is none. */
-static inline bool bucket_next(struct bucket_ranges *r, CURL *e)
+/* Puts the next range on a slot; false: there is none. */
+static inline bool bucket_next(struct bucket_ranges *r, struct bucket_slot *s)
 {
     char range[64];
     uint64_t end;
@@ -244,8 +264,11 @@ static inline bool bucket_next(struct bucket_ranges *r, CURL *e)
         return false;
     end = r->offset + r->step < r->objects[r->object].size ? r->offset + r->step : r->objects[r->object].size;
     snprintf(range, sizeof range, "%" PRIu64 "-%" PRIu64, r->offset, end - 1);
-    curl_easy_setopt(e, CURLOPT_URL, r->objects[r->object].url);
-    curl_easy_setopt(e, CURLOPT_RANGE, range);
+    curl_easy_setopt(s->easy, CURLOPT_URL, r->objects[r->object].url);
+    curl_easy_setopt(s->easy, CURLOPT_RANGE, range);
+    s->got = 0;
+    s->at = r->at;
+    r->at += BUCKET_ALIGN(end - r->offset);
     r->offset = end;
     if (r->offset == r->objects[r->object].size) {
         r->offset = 0;
@@ -254,31 +277,163 @@ static inline bool bucket_next(struct bucket_ranges *r, CURL *e)
     return true;
 }
 
-/* Reads all objects in ranges of `step` bytes with in_flight requests at once, one thread; returns seconds. */
-BENCH_UNUSED static double bucket_bare(const struct bucket_object *objects, size_t n, uint64_t step, unsigned in_flight)
+static inline size_t bucket_store(char *data, size_t size, size_t n, void *user)
 {
-    struct bucket_ranges r = {objects, n, 0, 0, step};
+    struct bucket_slot *s = user;
+
+    memcpy(s->to + s->got, data, size * n);
+    s->got += size * n;
+    return size * n;
+}
+
+/* Takes one write that is over; its buffer is unused again. */
+static inline void bucket_written(struct bucket_keep *k)
+{
+    struct io_uring_cqe *c;
+
+    if (io_uring_wait_cqe(&k->ring, &c) != 0 || c->res < 0)
+        bench_die("%s: writing failed", k->path);
+    k->unused[k->n_unused++] = io_uring_cqe_get_data(c);
+    io_uring_cqe_seen(&k->ring, c);
+    k->writing--;
+}
+
+/* Where the bytes of s go. */
+static inline void bucket_place(struct bucket_keep *k, struct bucket_slot *s)
+{
+    if (k->memory) {
+        s->to = k->memory + s->at;
+        return;
+    }
+    while (!k->n_unused)
+        bucket_written(k);
+    s->to = k->unused[--k->n_unused];
+}
+
+/* A range has come. */
+static inline void bucket_write(struct bucket_keep *k, struct bucket_slot *s)
+{
+    struct io_uring_sqe *e;
+
+    if (!k->path)
+        return;
+    e = io_uring_get_sqe(&k->ring);
+    io_uring_prep_write(e, k->fd, s->to, (unsigned)BUCKET_ALIGN(s->got), s->at);
+    io_uring_sqe_set_data(e, s->to);
+    io_uring_submit(&k->ring);
+    k->writing++;
+}
+
+/* All of the file in random order, 64 reads in flight. */
+static inline void bucket_read_back(struct bucket_keep *k, uint64_t bytes)
+{
+    size_t len = BUCKET_ALIGN(k->piece), n = bytes / len, next = 0, over = 0;
+    uint8_t *to = aligned_alloc(4096, 64 * len);
+    uint32_t *order = malloc(n * sizeof *order), state = 1;
+    struct io_uring_cqe *c;
+
+    for (size_t i = 0; i < n; i++) {
+        size_t j = (state = state * 1664525u + 1013904223u) % (i + 1);
+
+        order[i] = order[j];
+        order[j] = (uint32_t)i;
+    }
+    while (over < n) {
+        for (; next < n && next < over + 64; next++)
+            io_uring_prep_read(io_uring_get_sqe(&k->ring), k->fd, to + next % 64 * len, (unsigned)len, order[next] * (uint64_t)len);
+        io_uring_submit_and_wait(&k->ring, 1);
+        for (; io_uring_peek_cqe(&k->ring, &c) == 0; over++) {
+            if (c->res != (int)len)
+                bench_die("%s: reading failed", k->path);
+            io_uring_cqe_seen(&k->ring, c);
+        }
+    }
+    free(to);
+    free(order);
+}
+
+static inline void bucket_keep_start(struct bucket_keep *k, unsigned in_flight, uint64_t step, uint64_t bytes)
+{
+    unsigned n = 3 * in_flight;
+
+    if (!k->path) {
+        k->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        madvise(k->memory, bytes, MADV_HUGEPAGE);
+        return;
+    }
+    k->fd = open(k->path, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT | O_CLOEXEC, 0666);
+    if (k->fd < 0 || posix_fallocate(k->fd, 0, (off_t)bytes) != 0 || io_uring_queue_init(64, &k->ring, 0) != 0)
+        bench_die("%s: %s", k->path, strerror(errno));
+    k->unused = malloc(n * sizeof *k->unused);
+    for (unsigned i = 0; i < n; i++)
+        k->unused[i] = aligned_alloc(2 << 20, (step + (2 << 20) - 1) / (2 << 20) * (2 << 20));
+    k->n_unused = n;
+}
+
+static inline void bucket_keep_end(struct bucket_keep *k, uint64_t bytes)
+{
+    if (!k->path) {
+        munmap(k->memory, bytes);
+        k->memory = NULL;
+        return;
+    }
+    while (k->n_unused)
+        free(k->unused[--k->n_unused]);
+    free(k->unused);
+    io_uring_queue_exit(&k->ring);
+    close(k->fd);
+    unlink(k->path);
+}
+
+/* Reads all objects in ranges of `step` bytes with in_flight requests at once, one thread; returns seconds. keep: NULL, or where the bytes
+ * go. */
+BENCH_UNUSED static double bucket_bare(const struct bucket_object *objects, size_t n, uint64_t step, unsigned in_flight,
+                                       struct bucket_keep *keep)
+{
+    struct bucket_ranges r = {objects, n, 0, 0, step, 0};
     struct bucket_slot *slots = calloc(in_flight, sizeof *slots);
     CURLM *m = curl_multi_init();
-    double t = bench_now();
+    uint64_t bytes = 0;
     int running = 0, left;
     CURLMsg *msg;
+    double t;
 
+    for (size_t i = 0; i < n; i++)
+        bytes += BUCKET_ALIGN(objects[i].size) + (objects[i].size / step + 1) * 4096;
+    t = bench_now();
+    if (keep)
+        bucket_keep_start(keep, in_flight, step, bytes);
     curl_multi_setopt(m, CURLMOPT_MAXCONNECTS, (long)in_flight);
     for (unsigned i = 0; i < in_flight; i++) {
-        slots[i].easy = bucket_easy(&slots[i].headers);
-        if (bucket_next(&r, slots[i].easy))
-            curl_multi_add_handle(m, slots[i].easy);
+        struct bucket_slot *s = &slots[i];
+
+        s->easy = bucket_easy(&s->headers);
+        curl_easy_setopt(s->easy, CURLOPT_PRIVATE, s);
+        if (keep) {
+            curl_easy_setopt(s->easy, CURLOPT_WRITEFUNCTION, bucket_store);
+            curl_easy_setopt(s->easy, CURLOPT_WRITEDATA, s);
+        }
+        if (!bucket_next(&r, s))
+            continue;
+        if (keep)
+            bucket_place(keep, s);
+        curl_multi_add_handle(m, s->easy);
     }
     do {
         curl_multi_perform(m, &running);
         while ((msg = curl_multi_info_read(m, &left)))
             if (msg->msg == CURLMSG_DONE) {
                 CURL *e = msg->easy_handle;
+                void *slot;
 
                 bucket_check(e, msg->data.result, "bare loop");
                 curl_multi_remove_handle(m, e);
-                if (bucket_next(&r, e)) {
+                curl_easy_getinfo(e, CURLINFO_PRIVATE, (char **)&slot);
+                if (keep)
+                    bucket_write(keep, slot);
+                if (bucket_next(&r, slot)) {
+                    if (keep)
+                        bucket_place(keep, slot);
                     curl_multi_add_handle(m, e);
                     running++;
                 }
@@ -286,7 +441,13 @@ BENCH_UNUSED static double bucket_bare(const struct bucket_object *objects, size
         if (running)
             curl_multi_poll(m, NULL, 0, 1000, NULL);
     } while (running);
+    while (keep && keep->writing)
+        bucket_written(keep);
+    if (keep && keep->path)
+        bucket_read_back(keep, r.at);
     t = bench_now() - t;
+    if (keep)
+        bucket_keep_end(keep, bytes);
     for (unsigned i = 0; i < in_flight; i++) {
         curl_easy_cleanup(slots[i].easy);
         curl_slist_free_all(slots[i].headers);
