@@ -101,16 +101,21 @@ static int by_page(const void *a, const void *b)
     return x->page < y->page ? -1 : x->page > y->page;
 }
 
-/* io_check_fn of record-table pages. */
+/* io_check_fn of runs of record-table pages. */
 struct table_read { const struct store *s; const struct place *of[LOCATE_BATCH]; const struct store_range *ranges; };
 
 static int table_check(void *user, size_t i, struct larder_error *err)
 {
     const struct table_read *t = user;
-    return page_check(t->ranges[i].buf, t->s->m.shards[t->of[i]->shard].tag, t->of[i]->page, t->ranges[i].name, err);
+    const struct store_range *r = &t->ranges[i];
+    int rc = LARDER_OK;
+    for (size_t at = 0; !rc && at < r->len; at += STORE_PAGE)
+        rc = page_check((const uint8_t *)r->buf + at, t->s->m.shards[t->of[i]->shard].tag, t->of[i]->page + (uint32_t)(at / STORE_PAGE),
+                        r->name, err);
+    return rc;
 }
 
-/* Reads the pages of n missing entries (sorted by page) in one batch and finishes their extents. */
+/* Reads the pages of n missing entries (sorted by page) in one batch, neighbours together, and finishes their extents. */
 static int fetch_entries(struct store *s, const struct missing *miss, size_t n, struct extent *out, struct larder_error *err)
 {
     AUTO_FREE struct store_range *ranges = calloc(n, sizeof(*ranges));
@@ -119,17 +124,23 @@ static int fetch_entries(struct store *s, const struct missing *miss, size_t n, 
     struct table_read t = {.s = s, .ranges = ranges};
     if (!ranges || !data || !paths)
         return err_nomem(err, n * STORE_PAGE, "record table pages");
-    size_t pages = 0;
+    size_t runs = 0, pages = 0;
     for (size_t i = 0; i < n; i++) {
-        if (i && by_page(&miss[i - 1], &miss[i]) == 0)
+        const struct place *p = &miss[i].place, *before = i ? &miss[i - 1].place : NULL;
+        if (before && before->shard == p->shard && before->page == p->page)
             continue;
-        const struct shard_ref *r = &s->m.shards[miss[i].place.shard];
-        shard_path(r->name, paths + pages * 320);
-        ranges[pages] = (struct store_range){paths + pages * 320, r->footer_off + (uint64_t)miss[i].place.page * STORE_PAGE,
-                                             data + pages * STORE_PAGE, STORE_PAGE};
-        t.of[pages++] = &miss[i].place;
+        if (before && before->shard == p->shard && before->page + 1 == p->page) {
+            ranges[runs - 1].len += STORE_PAGE;
+        } else {
+            const struct shard_ref *r = &s->m.shards[p->shard];
+            shard_path(r->name, paths + runs * 320);
+            ranges[runs] = (struct store_range){paths + runs * 320, r->footer_off + (uint64_t)p->page * STORE_PAGE,
+                                                data + pages * STORE_PAGE, STORE_PAGE};
+            t.of[runs++] = p;
+        }
+        pages++;
     }
-    int rc = io_read_checked(s->io, ranges, pages, table_check, &t, err);
+    int rc = io_read_checked(s->io, ranges, runs, table_check, &t, err);
     for (size_t i = 0, at = 0; !rc && i < n; i++) {
         const struct place *p = &miss[i].place;
         bool first = i == 0 || by_page(&miss[i - 1], &miss[i]) != 0;

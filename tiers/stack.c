@@ -312,15 +312,19 @@ void tiers_register(const struct tiers *t)
         dram_register(t->bound->cache->dram);
 }
 
-static enum admitted put(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme, bool wait)
+enum patience { WAIT, NO_WAIT, OWE };
+
+static enum admitted put(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme, enum patience patience)
 {
     bool in_dram = b->dram && !dram_closed(b->cache->dram) &&
                    dram_admit(b->cache->dram, b->dram_space, ordinal, c, NULL) == LARDER_OK;
     enum admitted in = in_dram ? ADMITTED_DRAM : ADMITTED_NOT;
     if (!b->fill_nvme || from_nvme || (b->exclusive && in_dram))
         return in;
+    if (patience == OWE && in_dram && b->n_nvme)
+        return ADMITTED_OWED;
     for (unsigned i = 0, d = (unsigned)(ordinal % MAX(b->n_nvme, 1u)); i < b->n_nvme; i++, d = (d + 1) % b->n_nvme) {
-        enum admitted now = admit_nvme(b, d, ordinal, c, wait);
+        enum admitted now = admit_nvme(b, d, ordinal, c, patience == WAIT);
         if (now == ADMITTED_LATER)
             return in_dram ? ADMITTED_OWED : now;
         if (now == ADMITTED_NVME)
@@ -331,10 +335,13 @@ static enum admitted put(struct bound *b, uint64_t ordinal, const struct cached 
 
 enum admitted stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme)
 {
-    return put(b, ordinal, c, from_nvme, true);
+    return put(b, ordinal, c, from_nvme, WAIT);
 }
 
-enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c) { return put(b, ordinal, c, false, false); }
+enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c, bool owe)
+{
+    return put(b, ordinal, c, false, owe ? OWE : NO_WAIT);
+}
 
 void stack_copy(struct bound *b, const uint64_t *ordinals, size_t n)
 {
@@ -344,7 +351,7 @@ void stack_copy(struct bound *b, const uint64_t *ordinals, size_t n)
     for (size_t i = 0; i < n; i++) {
         struct cached c = {views[i], e[i].stored_len, e[i].raw_len, e[i].crc, e[i].codec};
         if (views[i])
-            put(b, ordinals[i], &c, false, true);
+            put(b, ordinals[i], &c, false, WAIT);
     }
 }
 

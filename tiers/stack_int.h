@@ -170,8 +170,8 @@ bool stack_wanted(const struct bound *b, uint64_t ordinal);
 enum admitted { ADMITTED_NOT, ADMITTED_LATER, ADMITTED_NVME, ADMITTED_DRAM, ADMITTED_OWED };
 enum admitted stack_admit(struct bound *b, uint64_t ordinal, const struct cached *c, bool from_nvme);
 /* The same without waiting for a disk. LATER: no tier has it yet, and stack_admit is to be called; OWED: DRAM has it, and NVMe is to get it
- * by stack_copy. */
-enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c);
+ * by stack_copy. owe: what DRAM takes is not copied to NVMe now. */
+enum admitted stack_admit_now(struct bound *b, uint64_t ordinal, const struct cached *c, bool owe);
 /* Copies those of n <= 64 records to NVMe that lie in DRAM alone; waits for the disk. No replacement. */
 void stack_copy(struct bound *b, const uint64_t *ordinals, size_t n);
 

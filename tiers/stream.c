@@ -10,7 +10,8 @@
  * A block of one range has no memory: each record is checked, admitted, and copied to the fetches that wait for it, as soon as its last
  * byte came, out of curl's buffer or a carry of one record. On the loop's thread nothing waits: what NVMe's write buffer has no room for is
  * copied there at the end, from DRAM, or lies in the block's memory until the settler has brought it there. So a disk that is slower
- * than the network holds the stream up only where there is no DRAM.
+ * than the network holds the stream up only where there is no DRAM. What comes when the end is near is copied at the end, too: the
+ * CPUs are busy receiving, and no more than that is lost if the process is killed before.
  *
  * Fetches of loaders (patient ones) leave records that are still to come to the stream, with room for them (wants), and look again when
  * the bell rings. What it costs to fetch single records out of turn, many small GETs, is bounded: stream_allow gives a first batch its
@@ -308,7 +309,7 @@ static void take(struct block *b, size_t i, const uint8_t *stored, bool wait)
         return;
     if (stack_wanted(to, b->first + i)) {
         ahead_note(to->ahead, b->first + i);
-        in = wait ? stack_admit(to, b->first + i, &c, false) : stack_admit_now(to, b->first + i, &c);
+        in = wait ? stack_admit(to, b->first + i, &c, false) : stack_admit_now(to, b->first + i, &c, soon(b->stream));
     }
     bool wanted = in < ADMITTED_DRAM && hand_out(b->stream, b->first + i, stored, e->stored_len);
     if (in == ADMITTED_LATER)
