@@ -89,6 +89,9 @@ void dram_no_pin(struct dram *d); /* right after opening: this handle locks noth
 /* Right after opening: this handle registers the arena with CUDA, as larder_cache_options.cuda_device says. Its memory is then
  * handed out so that no record lies across the end of what is registered. */
 void dram_cuda(struct dram *d, int device);
+/* So many bytes of records will come: prepares memory for a part of them. False: there is nothing to prepare. Any thread that has time for
+ * it; those that admit need not then. */
+bool dram_prepare(struct dram *d, uint64_t bytes);
 void dram_register(struct dram *d); /* also what is too little to be registered by itself: nothing more may come for long */
 enum replacement dram_replacement(const struct dram *d); /* as who made the arena chose it */
 /* The number of a space, registered at first use. ENOMEM: the registry is full. */

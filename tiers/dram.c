@@ -209,6 +209,13 @@ void dram_cuda(struct dram *d, int device)
         d->slabs_pin.cuda = cuda_pins_new(d->slabs, device, cut, d);
 }
 
+bool dram_prepare(struct dram *d, uint64_t bytes)
+{
+    uint64_t alloc = atomic_load(&d->h->alloc), pages = (uint32_t)alloc;
+    uint64_t more = MIN(bytes / ARENA_PAGE, table_room_pages(d, alloc));
+    return !dram_closed(d) && pinned_ahead(&d->slabs_pin, (pages + more) * ARENA_PAGE);
+}
+
 void dram_register(struct dram *d)
 {
     cuda_pins_poke(d->slabs_pin.cuda, (uint32_t)atomic_load(&d->h->alloc) * ARENA_PAGE, true);

@@ -2,11 +2,12 @@
 /*
  * pin.c - makes memory good to read from as it is taken into use: huge pages, locked, registered with CUDA.
  *
- * Nothing is prepared ahead, so a large region costs no pause at the start: whenever it has grown, what is new is collapsed into
+ * Nothing is prepared that nobody is about to use, so a large region costs no pause at the start: whenever it has grown, what is new is collapsed into
  * 2 MiB pages, locked as far as RLIMIT_MEMLOCK goes, and handed to cuda.c, which registers it where that is of use. All of it is a
  * help, none of it a need: what is refused is not tried again, and a warning says what was lost.
  *
- * Threads: any. pinned.lock is tried by whoever let the region grow; if another thread is at it, the next growth catches up.
+ * Threads: any. pinned.lock is tried by whoever let the region grow; if another thread is at it, the next growth catches up. It is waited
+ * for where somebody prepares ahead: 2 MiB take less time than to fill small pages, and then to copy them to a huge one.
  */
 #include <errno.h>
 #include <sys/mman.h>
@@ -59,7 +60,7 @@ static void settle(struct pinned *p, uint64_t from, uint64_t to)
 
 void pinned_grow(struct pinned *p, uint64_t end)
 {
-    if (!p || pthread_mutex_trylock(&p->lock) != 0)
+    if (!p || (pthread_mutex_trylock(&p->lock) != 0 && (!atomic_load(&p->ahead) || pthread_mutex_lock(&p->lock) != 0)))
         return;
     if (end > p->done) {
         settle(p, p->done, end);
@@ -73,6 +74,20 @@ void pinned_register(struct pinned *p, uint64_t end)
 {
     if (p)
         cuda_pins_poke(p->cuda, end, false);
+}
+
+bool pinned_ahead(struct pinned *p, uint64_t end)
+{
+    atomic_store(&p->ahead, true);
+    pthread_mutex_lock(&p->lock);
+    bool some = p->done < end;
+    if (some) {
+        uint64_t to = MIN(end, round_down(p->done, HUGE_PAGE) + HUGE_PAGE);
+        settle(p, p->done, to);
+        p->done = to;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return some;
 }
 
 void pinned_stats(const struct pinned *p, struct pinned_stats *out)

@@ -28,14 +28,17 @@ void cuda_pins_free(struct cuda_pins *c); /* unregisters; NULL allowed; in a for
 /* ---- pin.c ---- */
 
 struct pinned {
-    pthread_mutex_t lock; /* guards what follows; tried, never waited for, except by stats */
+    pthread_mutex_t lock; /* guards what follows; tried, never waited for, except by stats and who prepares ahead */
     uint8_t *base;
     uint64_t done, locked, collapsed;
     bool no_lock, no_collapse;
+    atomic_bool ahead; /* somebody has prepared what was not yet in use; not guarded */
     const char *warning; /* a constant */
     struct cuda_pins *cuda; /* constant; NULL: none */
 };
 void pinned_init(struct pinned *p, void *base);
 void pinned_release(struct pinned *p);
+/* Prepares some of what lies before `end`, which is to be taken into use; false: it was all done. Not what is registered. */
+bool pinned_ahead(struct pinned *p, uint64_t end);
 
 #endif

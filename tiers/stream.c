@@ -24,7 +24,8 @@
  * room any more, after FAILURES_MAX blocks that could not be read (who wants their records will be told why), or when the last loader
  * closes; then whoever waits reads for himself.
  *
- * Threads: two of its own. The walker locates, claims and sends; the settler does what is left of blocks that came. A block belongs to
+ * Threads: two of its own. The walker locates, claims and sends; the settler does what is left of blocks that came, and
+ * prepares DRAM's memory for what was sent for, so that the loop's thread finds it ready. A block belongs to
  * the walker from unused to sent, to the remote (on_bytes, on a loop's thread) until its last GET is over, then to the settler.
  * `lock` guards the lists, flying, open and the flags; `wants_lock` the wants, and copying to them. Never two at once. stream_takes,
  * stream_allow, stream_want, stream_unwant, stream_bell: any thread.
@@ -104,6 +105,7 @@ struct stream {
     struct waker waker;
     _Atomic uint32_t bell;
     _Atomic uint64_t streamed, allowed, requests, bytes; /* requests, bytes: not counted by any fetch yet */
+    _Atomic uint64_t coming;    /* bytes that were sent for */
     _Atomic uint64_t passed, passed_ns; /* bytes of records that have come or were there; when that last grew */
     atomic_bool over, owes;    /* owes: there are records in DRAM that NVMe is to have as well */
     pthread_mutex_t lock;
@@ -111,6 +113,7 @@ struct stream {
     pthread_mutex_t wants_lock; /* guards wants, and the copying to them */
     struct stream_want *wants[WANTS];
     bool stop, quit;            /* quit: there is no more to settle */
+    bool prepare;               /* there may be memory to prepare for what comes */
     uint64_t stop_ns;           /* when it was told to stop */
     struct block *unused, *finished, **last; /* finished: the first that was over first */
 };
@@ -379,8 +382,11 @@ static bool send_block(struct block *b)
         origin_http_prepare(s->t->http, b->shard, r->offset, b->sinks ? NULL : b->memory + r->at, r->len, b->names[i], &b->q[i]);
         remote_start(s->t->remote, &b->q[i]);
     }
+    atomic_fetch_add_explicit(&s->coming, b->bytes, memory_order_relaxed);
     pthread_mutex_lock(&s->lock);
     b->sent = true;
+    s->prepare = s->b->dram;
+    pthread_cond_signal(&s->came);
     bool stop = s->stop; /* set before: whoever stops may not have seen it */
     pthread_mutex_unlock(&s->lock);
     if (stop)
@@ -470,6 +476,7 @@ static void settle_block(struct block *b)
     b->sent = false;
     pthread_mutex_unlock(&s->lock);
     bool well = came(b);
+    atomic_fetch_sub_explicit(&s->coming, b->bytes, memory_order_relaxed);
     size_t damaged = settle_records(b, well);
     if (!well)
         atomic_fetch_add(&s->failures, 1);
@@ -483,11 +490,19 @@ static void *settler_main(void *arg)
     struct stream *s = arg;
     pthread_mutex_lock(&s->lock);
     for (;;) {
-        while (!s->finished && !s->quit)
+        while (!s->finished && !s->quit && !s->prepare)
             pthread_cond_wait(&s->came, &s->lock);
         struct block *b = s->finished;
-        if (!b)
+        if (!b && s->quit)
             break;
+        if (!b) {
+            s->prepare = false;
+            pthread_mutex_unlock(&s->lock);
+            bool more = dram_prepare(s->b->cache->dram, atomic_load_explicit(&s->coming, memory_order_relaxed));
+            pthread_mutex_lock(&s->lock);
+            s->prepare |= more;
+            continue;
+        }
         s->finished = b->next;
         if (!s->finished)
             s->last = &s->finished;
