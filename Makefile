@@ -54,7 +54,7 @@ EXAMPLES := $(EXAMPLE_SRCS:%.c=$(BUILD)/%)
 # "command=package" is satisfied by the command, a bare name by the Debian package.
 DEB_BUILD := gcc libc6-dev make pkg-config=pkgconf librocksdb-dev libzstd-dev liburing-dev libjansson-dev libcurl4-openssl-dev libssl-dev libexpat1-dev \
 	libarchive-dev libxxhash-dev zlib1g-dev libjpeg62-turbo-dev libpng-dev libwebp-dev libsndfile1-dev libsoxr-dev
-DEB_CHECK := python3 python3-pil python3-soundfile clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
+DEB_CHECK := python3 python3-pil djpeg=libjpeg-turbo-progs python3-soundfile clang libclang-rt-dev liblmdb-dev zstd xz-utils nbdkit nbdfuse=libnbd-bin \
 	radosgw ceph-mon ceph-osd nginx-light libnginx-mod-http-lua python3-boto3 python3-swift curl openssl
 PKGS := rocksdb libzstd liburing jansson libarchive libxxhash zlib libcurl libcrypto expat libjpeg libpng libwebp sndfile soxr
 

@@ -95,9 +95,13 @@ static int place_box(const struct image_job *job, const struct image_info *info,
         x = y = 0, w = tw, h = th;
     if (!(x >= 0 && y >= 0 && w > 0 && h > 0 && w < 1e9 && h < 1e9 && x < tw && y < th && x + w <= tw + 1e-6 * tw && y + h <= th + 1e-6 * th))
         return err_set(err, LARDER_EINVAL, "a crop of %g x %g at %g, %g of an image of %g x %g", w, h, x, y, tw, th);
-    *in = (struct resize_input){(info->width + d - 1) / d, (info->height + d - 1) / d, x / d, y / d, w / d, h / d, {0}};
-    in->box_w = MIN(in->box_w, (swap ? in->full_h : in->full_w) - in->x);
-    in->box_h = MIN(in->box_h, (swap ? in->full_w : in->full_h) - in->y);
+    uint32_t full_w = (info->width + d - 1) / d, full_h = (info->height + d - 1) / d;
+    double wide = swap ? full_h : full_w, high = swap ? full_w : full_h;
+    /* The last pixel at 1/d may stand for less than d: where that is the first one, turned, the image begins within it. */
+    double left = turn_mirrors_x(job->orientation) ? wide - tw / d : 0, top = turn_mirrors_y(job->orientation) ? high - th / d : 0;
+    *in = (struct resize_input){full_w, full_h, x / d + left, y / d + top, w / d, h / d, {0}};
+    in->box_w = MIN(in->box_w, wide - in->x);
+    in->box_h = MIN(in->box_h, high - in->y);
     return LARDER_OK;
 }
 

@@ -7,7 +7,7 @@
  * just long enough for one run, so that they stay in the nearest cache from decoder to use; it is 16-bit fixed point, its pixels lie in
  * pairs, and it goes through the horizontal pass at once.
  *
- *     decoder -> ring of rows (u8) --vertical, Q15 weights--> one row (Q7) --horizontal, Q14 weights--> u8 -> dtype, layout
+ *     decoder -> ring of rows (u8) -> the rows of one run (Q7) --vertical, Q15 weights--> one row (Q7) --horizontal, Q14 weights--> u8 -> dtype, layout
  *
  * Bicubic weights overshoot, and what PIL sees in between is cut to 0..255 after its horizontal pass: so with them each row goes through that
  * first, into a ring of its own, as it comes.
@@ -30,6 +30,7 @@
 #endif
 
 #define PAD_PIXELS 24u     /* behind a row: vectors read and write beyond its end */
+#define LINE_PIXELS 8u     /* spread, in a cache line */
 #define SIDE_MAX (1u << 20)
 #define WIDE_TAPS 64u      /* more inputs to an output: 16 bits are too few for their weights */
 #define WIDE_ONE (1 << 22)
@@ -57,15 +58,18 @@ struct resize {
     bool clip_middle;          /* what lies between the passes is cut to whole levels */
     bool wide;                 /* many inputs to an output: rows_first, with weights of 32 bits */
     bool nearest;              /* pixels are copied */
-    uint32_t arrived;          /* rows that went through it */
+    uint32_t arrived;          /* rows that went through it, or were spread */
     const uint8_t *pixels; size_t pixels_stride; /* input rows below tail_from that lie in memory; NULL: in the ring */
     uint32_t tail_from;        /* of this and later rows there are copies in the ring */
     uint8_t *ring;             /* rows y % ring_rows, at ring + that * stride */
     uint32_t ring_rows;
     size_t stride, cap_ring;
     uint8_t *second; uint32_t second_rows; size_t second_stride, cap_second; /* another, of rows of the result's width */
+    int16_t *spread; size_t spread_stride, cap_spread; /* rows of one run, in 16 bits: y % v.taps */
+    const int16_t **spread_run; size_t cap_spread_run;
     int16_t *middle; size_t cap_middle; /* between the passes */
-    uint32_t low, high;        /* columns that the horizontal pass looks at: [low, high), low even */
+    uint32_t pairs;            /* of inputs to an output of the horizontal pass, at most */
+    uint32_t low, high;        /* columns that the horizontal pass looks at: [low, high), low the first of a line */
     uint32_t *pair_start; int16_t *pair_coef; size_t cap_pair_start, cap_pair_coef; /* the horizontal plan as vectors want it */
     uint8_t *line; size_t cap_line; /* an output row, where it is not written in place */
     const uint8_t **run; size_t cap_run; /* input rows of one output row */
@@ -99,7 +103,7 @@ static void quantise(const double *w, uint32_t n, int32_t one, int32_t *out)
     int32_t rest = one;
     uint32_t largest = 0;
     for (uint32_t k = 0; k < n; k++) {
-        out[k] = (int32_t)lrint(w[k] * one);
+        out[k] = (int32_t)(w[k] * one + (w[k] < 0 ? -0.5 : 0.5));
         rest -= out[k];
         if (w[k] > w[largest])
             largest = k;
@@ -174,20 +178,20 @@ static uint32_t taps_of(const struct side *s, const struct image_job *job)
 }
 
 /* Weights of output i: *first and the number of inputs, counted along the turned image, the weights as stored. */
-static uint32_t weights(const struct side *s, const struct image_job *job, uint32_t i, uint32_t most, double *w, uint32_t *first)
+static uint32_t weights(const struct side *s, const struct image_job *job, uint32_t low, uint32_t high, uint32_t i, uint32_t most, double *w,
+                        uint32_t *first)
 {
-    double scale = s->len / s->size, stretch = job->no_antialias || scale < 1.0 ? 1.0 : scale, support = filter_support(job, scale);
+    double scale = s->len / s->size, shrink = job->no_antialias || scale < 1.0 ? 1.0 : 1.0 / scale, support = filter_support(job, scale);
     double center = s->from + (i + 0.5) * scale, sum = 0, lo = center - support + 0.5, hi = center + support + 0.5;
-    uint32_t low, high;
-    bounds(s, job->beyond, &low, &high);
     *first = MIN(lo > low ? (uint32_t)lo : low, high - 1);
     uint32_t n = MIN(MAX(hi < high ? (uint32_t)hi : high, *first + 1) - *first, most);
     for (uint32_t k = 0; k < n; k++) {
-        double x = (k + *first - center + 0.5) / stretch;
+        double x = (k + *first - center + 0.5) * shrink;
         sum += w[s->mirror ? n - 1 - k : k] = job->filter == IMAGE_BICUBIC ? bicubic(x) : bilinear(x);
     }
+    double share = sum != 0 ? 1.0 / sum : 0;
     for (uint32_t k = 0; k < n; k++)
-        w[k] = sum != 0 ? w[k] / sum : 1.0 / n;
+        w[k] = sum != 0 ? w[k] * share : 1.0 / n;
     return n;
 }
 
@@ -196,14 +200,15 @@ static uint32_t weights(const struct side *s, const struct image_job *job, uint3
 static int axis_plan(struct axis *a, const struct side *s, const struct image_job *job, bool even, int32_t one, bool reverse,
                      struct larder_error *err)
 {
-    uint32_t most = taps_of(s, job);
+    uint32_t most = taps_of(s, job), low, high;
+    bounds(s, job->beyond, &low, &high);
     AUTO_FREE double *w = malloc(((size_t)most + 1) * (sizeof(double) + sizeof(int32_t)));
     if (!w)
         return err_nomem(err, most * sizeof(*w), "weights of a filter");
     int32_t *q = (int32_t *)(void *)(w + most + 1);
     int rc = axis_room(a, s->size, (uint32_t)(even ? round_up(most + 1, 2) : most), one == WIDE_ONE, err);
     for (uint32_t i = 0; !rc && i < s->size; i++) {
-        uint32_t slot = reverse ? s->size - 1 - i : i, first, n = weights(s, job, i, most, w, &first);
+        uint32_t slot = reverse ? s->size - 1 - i : i, first, n = weights(s, job, low, high, i, most, w, &first);
         axis_set(a, s, slot, first, n);
         quantise(w, n, one, q);
         if (one == WIDE_ONE) {
@@ -340,33 +345,34 @@ static inline int16_t mulhrs(int16_t a, int16_t b) { return (int16_t)((a * b + 0
 /* What lies between the passes of rows-last order: pixels in pairs, R R G G B B 0 0, as one multiply-and-add takes them. */
 static inline size_t pair_at(uint32_t x, int c) { return (size_t)(x / 2) * 8 + (size_t)c * 2 + (x & 1); }
 
-static int16_t weigh(const uint8_t *const *rows, const int16_t *coef, uint32_t n, size_t at)
-{
-    int16_t sum = 0;
-    for (uint32_t k = 0; k < n; k++)
-        sum = saturate(sum + mulhrs((int16_t)(rows[k][at] << ROW_SHIFT), coef[k]));
-    return sum;
-}
-
-static void vertical_plain(const struct resize *r, const int16_t *coef, uint32_t n)
+/* A row into pairs of Q7. */
+static void spread_plain(const struct resize *r, const uint8_t *in, int16_t *out)
 {
     for (uint32_t x = r->low; x < r->high; x++)
         for (int c = 0; c < 3; c++)
-            r->middle[pair_at(x, c)] = weigh(r->run, coef, n, (size_t)x * 3 + (size_t)c);
+            out[pair_at(x, c)] = (int16_t)(in[(size_t)x * 3 + (size_t)c] << ROW_SHIFT);
+}
+
+/* Of the spread rows. */
+static void vertical_plain(const struct resize *r, const int16_t *coef, uint32_t n)
+{
+    for (size_t i = (size_t)r->low * 4; i < (size_t)r->high * 4 + 4; i++) {
+        int16_t sum = 0;
+        for (uint32_t k = 0; k < n; k++)
+            sum = saturate(sum + mulhrs(r->spread_run[k][i], coef[k]));
+        r->middle[i] = sum;
+    }
 }
 
 /* Q14 weights make Q6. */
 static void vertical_bytes_plain(const struct resize *r, const int16_t *coef, uint32_t n, uint8_t *out)
 {
-    for (size_t i = 0; i < (size_t)r->width * 3; i++)
-        out[i] = clip((weigh(r->run, coef, n, i) + 32) >> 6);
-}
-
-static void widen_plain(const struct resize *r, const uint8_t *in)
-{
-    for (uint32_t x = r->low; x < r->high; x++)
-        for (int c = 0; c < 3; c++)
-            r->middle[pair_at(x, c)] = (int16_t)(in[(size_t)x * 3 + (size_t)c] << ROW_SHIFT);
+    for (size_t i = 0; i < (size_t)r->width * 3; i++) {
+        int16_t sum = 0;
+        for (uint32_t k = 0; k < n; k++)
+            sum = saturate(sum + mulhrs((int16_t)(r->run[k][i] << ROW_SHIFT), coef[k]));
+        out[i] = clip((sum + 32) >> 6);
+    }
 }
 
 static void horizontal_plain(const struct resize *r, uint8_t *out)
@@ -396,18 +402,24 @@ AVX2 static inline __m256i pairs_avx2(const uint8_t *in)
     return _mm256_srli_epi16(_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(LOAD128(in)), where), 8 - ROW_SHIFT);
 }
 
+AVX2 static void spread_avx2(const struct resize *r, const uint8_t *in, int16_t *out)
+{
+    for (uint32_t x = r->low; x < r->high; x += 4) /* in and out are padded */
+        _mm256_storeu_si256((__m256i *)(void *)(out + (size_t)x * 4), pairs_avx2(in + (size_t)x * 3));
+}
+
 AVX2 static void vertical_avx2(const struct resize *r, const int16_t *coef, uint32_t n)
 {
-    for (uint32_t x = r->low; x < r->high; x += 16) { /* rows and middle are padded */
+    for (size_t i = (size_t)r->low * 4; i < (size_t)r->high * 4; i += 64) { /* rows and middle are padded */
         __m256i sum[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
         for (uint32_t k = 0; k < n; k++) {
             const __m256i c = _mm256_set1_epi16(coef[k]);
-            const uint8_t *in = r->run[k] + (size_t)x * 3;
-            for (int i = 0; i < 4; i++)
-                sum[i] = _mm256_adds_epi16(sum[i], _mm256_mulhrs_epi16(pairs_avx2(in + i * 12), c));
+            const int16_t *in = r->spread_run[k] + i;
+            for (int v = 0; v < 4; v++)
+                sum[v] = _mm256_adds_epi16(sum[v], _mm256_mulhrs_epi16(LOAD256(in + v * 16), c));
         }
-        for (int i = 0; i < 4; i++)
-            _mm256_storeu_si256((__m256i *)(void *)(r->middle + (size_t)x * 4 + i * 16), sum[i]);
+        for (int v = 0; v < 4; v++)
+            _mm256_storeu_si256((__m256i *)(void *)(r->middle + i + v * 16), sum[v]);
     }
 }
 
@@ -427,12 +439,6 @@ AVX2 static void vertical_bytes_avx2(const struct resize *r, const int16_t *coef
         b = _mm256_srai_epi16(_mm256_adds_epi16(b, half), 6);
         _mm256_storeu_si256((__m256i *)(void *)(out + i), _mm256_packus_epi16(a, b));
     }
-}
-
-AVX2 static void widen_avx2(const struct resize *r, const uint8_t *in)
-{
-    for (uint32_t x = r->low; x < r->high; x += 4)
-        _mm256_storeu_si256((__m256i *)(void *)(r->middle + (size_t)x * 4), pairs_avx2(in + (size_t)x * 3));
 }
 
 /* Two results: those of the run at a, and of the one at b. */
@@ -462,12 +468,12 @@ AVX2 static inline void horizontal_run(const struct resize *r, uint8_t *out, uin
 
 AVX2 static void horizontal_avx2(const struct resize *r, uint8_t *out)
 {
-    switch (r->h.taps / 2) {
+    switch (r->pairs) {
     case 1: horizontal_run(r, out, 1); break;
     case 2: horizontal_run(r, out, 2); break;
     case 3: horizontal_run(r, out, 3); break;
     case 4: horizontal_run(r, out, 4); break;
-    default: horizontal_run(r, out, r->h.taps / 2);
+    default: horizontal_run(r, out, r->pairs);
     }
 }
 #endif
@@ -475,7 +481,7 @@ AVX2 static void horizontal_avx2(const struct resize *r, uint8_t *out)
 /* The horizontal plan as vectors want it. */
 static int pair_plan(struct resize *r, struct larder_error *err)
 {
-    size_t w = round_up(r->width, 4), pairs = r->h.taps / 2, n = w * pairs * 8;
+    size_t w = round_up(r->width, 4), pairs = r->pairs, n = w * pairs * 8;
     if ((w > r->cap_pair_start && GROW(r->pair_start, r->cap_pair_start, w, err)) ||
         (n > r->cap_pair_coef && GROW(r->pair_coef, r->cap_pair_coef, n, err)))
         return LARDER_ENOMEM;
@@ -548,7 +554,7 @@ static void widen_row(struct resize *r, uint32_t y)
         horizontal_wide(r, input_row(r, y), second_row(r, y));
         return;
     }
-    DISPATCH(r, widen, input_row(r, y));
+    DISPATCH(r, spread, input_row(r, y), r->middle);
     DISPATCH(r, horizontal, second_row(r, y));
 }
 
@@ -559,12 +565,21 @@ static void clip_middle(struct resize *r)
         r->middle[i] = (int16_t)(clip((r->middle[i] + 32) >> 6) << ROW_SHIFT);
 }
 
+/* Rows [from, from + n) as pairs, each of which is made once. */
+static void spread_rows(struct resize *r, uint32_t from, uint32_t n)
+{
+    for (r->arrived = MAX(r->arrived, from); r->arrived < from + n; r->arrived++)
+        DISPATCH(r, spread, input_row(r, r->arrived), r->spread + (r->arrived % r->v.taps) * r->spread_stride);
+    for (uint32_t k = 0; k < n; k++)
+        r->spread_run[k] = r->spread + ((from + k) % r->v.taps) * r->spread_stride;
+}
+
 /* The weighted sum of rows, in the order of passes that this filter has. */
 static void scale_row(struct resize *r, uint32_t y, uint8_t *line)
 {
     uint32_t n = r->v.n[y];
-    for (uint32_t k = 0; k < n; k++)
-        r->run[k] = r->rows_first ? second_row(r, r->v.start[y] + k) : input_row(r, r->v.start[y] + k);
+    for (uint32_t k = 0; r->rows_first && k < n; k++)
+        r->run[k] = second_row(r, r->v.start[y] + k);
     if (r->wide) {
         vertical_wide(r, y, line);
         return;
@@ -574,6 +589,7 @@ static void scale_row(struct resize *r, uint32_t y, uint8_t *line)
         DISPATCH(r, vertical_bytes, coef, n, line);
         return;
     }
+    spread_rows(r, r->v.start[y], n);
     DISPATCH(r, vertical, coef, n);
     if (r->clip_middle)
         clip_middle(r);
@@ -632,6 +648,8 @@ void resize_free(struct resize *r)
     axis_release(&r->h);
     free(r->ring);
     free(r->second);
+    free(r->spread);
+    free(r->spread_run);
     free(r->middle);
     free(r->line);
     free(r->pair_start);
@@ -647,9 +665,11 @@ static int room(void **p, size_t *cap, size_t want, struct larder_error *err)
         return LARDER_OK;
     free(*p);
     *cap = 0;
-    *p = calloc(1, want);
-    if (!*p)
+    if (posix_memalign(p, 64, want)) {
+        *p = NULL;
         return err_nomem(err, want, "rows of an image");
+    }
+    memset(*p, 0, want);
     *cap = want;
     return LARDER_OK;
 }
@@ -676,12 +696,16 @@ static void choose_passes(struct resize *r, const struct image_job *job, const s
 /* The columns that the horizontal pass looks at, and its plan as vectors want it. */
 static int horizontal_reach(struct resize *r, struct larder_error *err)
 {
+    uint32_t most = 0;
     r->low = UINT32_MAX;
     r->high = 0;
     for (uint32_t x = 0; x < r->width; x++) {
         r->low = MIN(r->low, r->h.start[x]);
         r->high = MAX(r->high, r->h.start[x] + r->h.n[x]);
+        most = MAX(most, r->h.n[x]);
     }
+    r->pairs = (most + 1) / 2;
+    r->low = (uint32_t)round_down(r->low, LINE_PIXELS);
     return pair_plan(r, err);
 }
 
@@ -731,11 +755,15 @@ int resize_begin(struct resize *r, const struct resize_input *in, const struct i
     int rc = plan_axes(r, job, err);
     if (rc)
         return rc;
-    size_t middle = r->wide || r->nearest ? 0 : ((size_t)in->part.w + PAD_PIXELS + r->h.taps) * 4 * sizeof(int16_t);
+    bool spread = !r->rows_first && !r->nearest;
+    r->spread_stride = round_up((size_t)in->part.w + PAD_PIXELS + r->h.taps, LINE_PIXELS) * 4;
+    size_t middle = r->wide || r->nearest ? 0 : r->spread_stride * sizeof(int16_t);
     r->second_stride = round_up(((size_t)r->width + PAD_PIXELS) * 3, 32);
     r->second_rows = r->rows_first ? MAX(MIN(r->v.taps + RESIZE_ROWS, in->part.h), 1u) : 0;
     if ((rc = ring_room(r, MIN(r->v.taps + RESIZE_ROWS, in->part.h), err)) ||
         (rc = room((void **)&r->second, &r->cap_second, r->second_rows * r->second_stride, err)) ||
+        (rc = room((void **)&r->spread, &r->cap_spread, spread ? r->v.taps * r->spread_stride * sizeof(int16_t) : 0, err)) ||
+        (rc = room((void **)&r->spread_run, &r->cap_spread_run, spread ? r->v.taps * sizeof(*r->spread_run) : 0, err)) ||
         (rc = room((void **)&r->middle, &r->cap_middle, middle, err)) ||
         (rc = room((void **)&r->line, &r->cap_line, ((size_t)r->width + PAD_PIXELS) * 3, err)))
         return rc;

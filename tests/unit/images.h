@@ -29,7 +29,8 @@ static inline uint8_t *make_pixels(uint32_t w, uint32_t h, unsigned channels, ui
 
 struct jpeg_kind { unsigned channels; int h_samp, v_samp; bool progressive; int orientation; };
 
-static inline uint8_t *make_jpeg(const uint8_t *pixels, uint32_t w, uint32_t h, const struct jpeg_kind *k, size_t *len)
+/* stored: the colour space in the file; JCS_UNKNOWN: the usual one. */
+static inline uint8_t *make_jpeg_as(const uint8_t *pixels, uint32_t w, uint32_t h, const struct jpeg_kind *k, J_COLOR_SPACE stored, size_t *len)
 {
     struct jpeg_compress_struct c;
     struct jpeg_error_mgr mgr;
@@ -43,6 +44,8 @@ static inline uint8_t *make_jpeg(const uint8_t *pixels, uint32_t w, uint32_t h, 
     c.input_components = (int)k->channels;
     c.in_color_space = k->channels == 1 ? JCS_GRAYSCALE : k->channels == 4 ? JCS_CMYK : JCS_RGB;
     jpeg_set_defaults(&c);
+    if (stored != JCS_UNKNOWN)
+        jpeg_set_colorspace(&c, stored);
     jpeg_set_quality(&c, 85, TRUE);
     if (k->channels == 3) {
         c.comp_info[0].h_samp_factor = k->h_samp;
@@ -64,6 +67,11 @@ static inline uint8_t *make_jpeg(const uint8_t *pixels, uint32_t w, uint32_t h, 
     jpeg_destroy_compress(&c);
     *len = n;
     return out;
+}
+
+static inline uint8_t *make_jpeg(const uint8_t *pixels, uint32_t w, uint32_t h, const struct jpeg_kind *k, size_t *len)
+{
+    return make_jpeg_as(pixels, w, h, k, JCS_UNKNOWN, len);
 }
 
 /* All of a JPEG by libjpeg alone, as RGB (or CMYK as stored). */

@@ -148,11 +148,11 @@ TEST(jpeg_whole_is_the_full_decode)
 }
 
 /* As PIL: what is stored is inverted, and black takes from the others. */
-TEST(jpeg_cmyk)
+static void check_four_inks(bool progressive, J_COLOR_SPACE stored)
 {
     uint8_t *p = make_pixels(W, H, 4, 4), rgb[W * H * 3];
     size_t len;
-    uint8_t *jpg = make_jpeg(p, W, H, &(struct jpeg_kind){4, 1, 1, false, 0}, &len), *cmyk = full_jpeg(jpg, len, true);
+    uint8_t *jpg = make_jpeg_as(p, W, H, &(struct jpeg_kind){4, 1, 1, progressive, 0}, stored, &len), *cmyk = full_jpeg(jpg, len, true);
     for (size_t i = 0; i < W * H; i++)
         for (int c = 0; c < 3; c++) {
             unsigned ink = 255u - cmyk[i * 4 + c], k = cmyk[i * 4 + 3];
@@ -162,6 +162,13 @@ TEST(jpeg_cmyk)
     free(p);
     free(jpg);
     free(cmyk);
+}
+
+TEST(jpeg_cmyk_and_ycck)
+{
+    check_four_inks(false, JCS_CMYK);
+    check_four_inks(false, JCS_YCCK);
+    check_four_inks(true, JCS_YCCK);
 }
 
 /* A crop that shrinks much is scaled by the DCT: near, and not the same. */
