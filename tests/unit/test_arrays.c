@@ -189,7 +189,7 @@ static uint64_t digest_array(uint64_t h, const struct larder_array *a, uint32_t 
     return boxes ? larder_hash64(h, a->keep, (size_t)a->shape[0]) : h;
 }
 
-static uint64_t epochs(struct larder_dataset *ds, uint32_t threads, size_t staging)
+static uint64_t epochs(struct larder_dataset *ds, uint32_t threads, size_t staging, uint64_t decoded)
 {
     struct larder_loader_options lo = LARDER_LOADER_OPTIONS_INIT;
     struct larder_output o[N_OUTPUTS];
@@ -204,6 +204,7 @@ static uint64_t epochs(struct larder_dataset *ds, uint32_t threads, size_t stagi
     lo.epochs = 2;
     lo.threads = threads;
     lo.staging_bytes = staging;
+    lo.decoded_bytes = decoded;
     lo.outputs = o;
     lo.n_outputs = N_OUTPUTS;
     REQUIRE_OK(larder_loader_open(ds, &lo, &ld, &err), &err);
@@ -233,13 +234,23 @@ static uint64_t epochs(struct larder_dataset *ds, uint32_t threads, size_t stagi
 TEST(all_preps_any_threads)
 {
     struct larder_dataset *plain = make_dataset(LARDER_COMPRESS_NONE), *packed = make_dataset(LARDER_COMPRESS_ZSTD);
-    uint64_t want = epochs(plain, 1, 0);
-    CHECK_EQ(epochs(plain, 4, 0), want);
-    CHECK_EQ(epochs(plain, 4, 4 << 20), want);
-    CHECK_EQ(epochs(packed, 1, 0), want);
-    CHECK_EQ(epochs(packed, 4, 4 << 20), want);
+    uint64_t want = epochs(plain, 1, 0, 0);
+    CHECK_EQ(epochs(plain, 4, 0, 0), want);
+    CHECK_EQ(epochs(plain, 4, 4 << 20, 0), want);
+    CHECK_EQ(epochs(packed, 1, 0, 0), want);
+    CHECK_EQ(epochs(packed, 4, 4 << 20, 0), want);
     larder_dataset_close(plain);
     larder_dataset_close(packed);
+}
+
+/* Through the stored form of images, too: in the first epoch, which makes it, and in the second, which finds it. */
+TEST(all_preps_with_the_decoded_cache)
+{
+    struct larder_dataset *plain = make_dataset(LARDER_COMPRESS_NONE);
+    uint64_t want = epochs(plain, 1, 0, 64 << 20);
+    CHECK_EQ(epochs(plain, 4, 0, 64 << 20), want);
+    CHECK_EQ(epochs(plain, 3, 4 << 20, 4 << 20), want);
+    larder_dataset_close(plain);
 }
 
 TEST(what_cannot_be_is_said_at_open)
