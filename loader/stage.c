@@ -8,10 +8,9 @@
  *
  * One fetch thread has a batch from FREE to FETCHED, workers, or the same thread, to READY, the consumer until it is released.
  *
- * All bytes of a batch (records, decoded values, ordinals, arrays) lie in one region of staging_bytes, the hard bound: a memfd, so that
- * other processes may see it one day. A batch takes the first gap that is large enough, so a loader of small batches touches only
- * the beginning of the region. With arrays it has two pieces: what lasts from the beginning of the region, what passes (records, and the
- * values that arrays are made of) from its end, given back as soon as the arrays are there, unless some of them point into it. So neither
+ * All bytes of a batch (records, decoded values, ordinals, arrays) lie in one region of staging_bytes, the hard bound. A batch takes the first
+ * gap that is large enough, so a loader of small batches touches only the beginning of the region. With arrays it has two pieces: what
+ * lasts from the beginning of the region, what passes (records, and the values that arrays are made of) from its end, given back as soon as the arrays are there, unless some of them point into it. So neither
  * leaves gaps that only the other would fit.
  *
  * A seek ends all threads, forgets what is not held, and starts them elsewhere: there is nothing that it could leave half done.
@@ -248,32 +247,20 @@ static unsigned slots_wanted(const struct stage *st)
     return (unsigned)n;
 }
 
-/* The region: shared memory where there is such, which nobody else sees yet. It begins where a huge page does. */
+/* The region, which begins where a huge page does. */
 static uint8_t *region_map(size_t bytes)
 {
-    int fd = memfd_create("larder-staging", MFD_CLOEXEC), flags = MAP_NORESERVE | MAP_FIXED;
-    uint8_t *room = mmap(NULL, bytes + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at = NULL;
-    void *region = MAP_FAILED;
+    uint8_t *room = mmap(NULL, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0), *at;
 
-    if (room != MAP_FAILED) {
-        at = room + (round_up((uintptr_t)room, HUGE_PAGE) - (uintptr_t)room);
-        if (fd >= 0 && ftruncate(fd, (off_t)bytes) == 0)
-            region = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | flags, fd, 0);
-        if (region == MAP_FAILED)
-            region = mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-        if (region == MAP_FAILED)
-            munmap(room, bytes + HUGE_PAGE);
-    }
-    if (fd >= 0)
-        close(fd);
-    if (region == MAP_FAILED)
+    if (room == MAP_FAILED)
         return NULL;
+    at = room + (round_up((uintptr_t)room, HUGE_PAGE) - (uintptr_t)room);
     if (at > room)
         munmap(room, (size_t)(at - room));
     if (at < room + HUGE_PAGE)
         munmap(at + bytes, (size_t)(room + HUGE_PAGE - at));
-    (void)madvise(region, bytes, MADV_HUGEPAGE); /* a hint */
-    return region;
+    (void)madvise(at, bytes, MADV_HUGEPAGE); /* a hint */
+    return at;
 }
 
 static int allocate(struct stage *st, struct larder_error *err)
