@@ -16,7 +16,7 @@
 
 #define BAD_SHOWN 5
 
-enum { EPOCHS, BATCHES, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, SPLIT, SPLIT_SEED, FILTER, WEIGHTS, ORDER, WORLD, RANK, LAST,
+enum { EPOCHS, BATCHES, BATCH_SIZE, SEED, SHUFFLE, BLOCK, WINDOW, EPOCH_SIZE, SPLIT, SPLIT_SEED, MIX, MIX_WEIGHT, MIX_STOP, FILTER, WEIGHTS, ORDER, WORLD, RANK, LAST,
        IMAGE, FLIP, VIEWS, RESAMPLE, EXACT, EXIF, DTYPE, LAYOUT, NORMALIZE, THREADS, BAD, MAX_BAD, DECODED, DECODED_SIDE, DECODED_COMPRESS,
        FETCH_SIZE, THRESHOLD, QUEUE_DEPTH, STAGING, DIRECT, COMPUTE_MS, DRAM, NVME, CACHE_NAME, REPLACEMENT, NO_PIN, CUDA, STATE, TRACE,
        METRICS, JSON };
@@ -32,6 +32,9 @@ const struct option_spec bench_options[] = {
     [EPOCH_SIZE] = {"epoch-size", 0, "N", NULL, "samples an epoch; epochs then walk on through the permutations"},
     [SPLIT] = {"split", 0, "BEGIN:END", NULL, "only samples whose hashed keys fall into this part of 0:1, such as 0:0.9"},
     [SPLIT_SEED] = {"split-seed", 0, "S", "0", "of those hashes"},
+    [MIX] = {"mix", 0, "DATASET[:W]", NULL, "mix this one in, by weight or by size; may be given again"},
+    [MIX_WEIGHT] = {"mix-weight", 0, "W", NULL, "weight of the first DATASET"},
+    [MIX_STOP] = {"mix-stop", 0, NULL, NULL, "an epoch ends with the first of them that is exhausted, not the last"},
     [FILTER] = {"filter", 0, "FILE", NULL, "only samples named there, a KEY or @ORDINAL a line"},
     [WEIGHTS] = {"weights", 0, "FILE", NULL, "draw samples by weight, a number a line for each"},
     [ORDER] = {"order", 0, "FILE", NULL, "samples as they are named there, before the shuffle"},
@@ -94,11 +97,12 @@ struct bench {
     struct cache_args cache;
     struct larder_dataset_options dataset;
     struct loader_args loader;
+    struct mix_args mix;
     uint64_t compute_ns;
     uint64_t batches; /* that are left; UINT64_MAX: all */
     struct larder_dataset *ds;
     struct epoch epoch; /* that runs */
-    uint64_t samples;   /* of the dataset */
+    uint64_t samples;   /* of an epoch, of this rank */
     uint64_t bad;       /* told of */
     int remote;         /* it is in a bucket or on a web server */
     int stopped;        /* by a signal, or after --batches */
@@ -343,9 +347,27 @@ static int run_epochs(struct larder_loader *ld, struct bench *b)
     return t->status;
 }
 
+static int open_loader(struct bench *b, struct larder_loader **ld, struct larder_error *err)
+{
+    const struct larder_loader_options *o = &b->loader.o;
+    struct larder_loader_estimate e = {.struct_size = sizeof e};
+    struct larder_dataset_info in = {.struct_size = sizeof in};
+    const struct mix_args *m = &b->mix;
+    int rc;
+
+    if (m->n > 1) {
+        rc = larder_loader_open_mix(m->source, m->n, m->stop ? LARDER_EXHAUSTED_STOP : LARDER_EXHAUSTED_REPEAT, o, ld, err);
+        if (rc == LARDER_OK && larder_loader_estimate(*ld, &e, NULL) == LARDER_OK)
+            b->samples = e.samples;
+        return rc;
+    }
+    rc = larder_dataset_info(b->ds, &in, err);
+    b->samples = (o->epoch_size ? o->epoch_size : in.samples) / o->world;
+    return rc ? rc : larder_loader_open(b->ds, o, ld, err);
+}
+
 static int run(struct bench *b)
 {
-    struct larder_dataset_info in = {.struct_size = sizeof in};
     struct larder_error err = {.code = LARDER_ECANCELED};
     struct larder_loader *ld = NULL;
     struct tool *t = b->t;
@@ -359,18 +381,14 @@ static int run(struct bench *b)
     o->user = b;
     if (loader_args_take(t, &b->loader, b->ds))
         return t->status;
-    if (larder_dataset_info(b->ds, &in, &err) || larder_loader_open(b->ds, o, &ld, &err))
+    if (open_loader(b, &ld, &err))
         return tool_error(t, &err);
-    b->samples = (o->epoch_size ? o->epoch_size : in.samples) / o->world;
+    for (size_t i = 0; (warning = larder_loader_warning(ld, i)); i++)
+        say(t, "warning", warning);
     if (b->loader.state_file)
         tool_begin(t);
     else
         progress_init(&t->progress, stderr, 0);
-    for (size_t i = 0; (warning = larder_loader_warning(ld, i)); i++) {
-        progress_hide(&t->progress);
-        fprintf(stderr, "larder bench: warning: %s\n", warning);
-        progress_show(&t->progress);
-    }
     run_epochs(ld, b);
     larder_loader_close(ld);
     if (b->stopped && b->batches > 0 && t->status == EXIT_DONE)
@@ -463,6 +481,9 @@ static int parse(struct tool *t, struct bench *b)
         case REPLACEMENT: option_replacement(t, &b->cache); break;
         case NO_PIN: b->cache.o.no_pin = 1; break;
         case CUDA: option_cuda(t, &b->cache); break;
+        case MIX: option_mix(t, &b->mix); break;
+        case MIX_WEIGHT: option_mix_weight(t, &b->mix); break;
+        case MIX_STOP: b->mix.stop = 1; break;
         case STATE: b->loader.state_file = t->value; break;
         case TRACE: o->trace = t->value; break;
         case METRICS: b->cache.metrics = t->value; break;
@@ -481,7 +502,9 @@ static int run_cached(struct bench *b)
     struct tool *t = b->t;
 
     if (cache_args_open(t, &b->cache, &b->dataset.cache) == EXIT_DONE && tool_open(t, t->argv[0], &b->dataset, &b->ds) == 0) {
-        t->status = run(b);
+        if (mix_args_open(t, &b->mix, &b->dataset, b->ds) == EXIT_DONE)
+            t->status = run(b);
+        mix_args_close(&b->mix);
         larder_dataset_close(b->ds);
     }
     larder_cache_close(b->dataset.cache);
@@ -495,10 +518,12 @@ int cmd_bench(struct tool *t)
     cache_args_init(&b.cache);
     b.cache.o.cuda_device = LARDER_CUDA_DEVICE(0);
     loader_args_init(&b.loader);
+    mix_args_init(&b.mix);
     b.loader.o.epochs = b.loader.o.world = 1;
-    if (parse(t, &b) != OPTIONS_STOP && loader_args_check(t, &b.loader) == EXIT_DONE)
+    if (parse(t, &b) != OPTIONS_STOP && loader_args_check(t, &b.loader) == EXIT_DONE && mix_args_check(t, &b.mix) == EXIT_DONE)
         t->status = run_cached(&b);
     loader_args_release(&b.loader);
+    mix_args_close(&b.mix);
     cache_args_release(&b.cache);
     return t->status;
 }

@@ -4,7 +4,8 @@
  *
  * order_hash chains the ordinals in the order of delivery, so it does not depend on the batch size; data_hash adds up, mod 2^64, a hash of
  * (ordinal, delivered values) of each sample, so it does not depend on the order and finds a sample that is wrong, lost or delivered twice.
- * The values are the fields as stored, or the sample's part of each array.
+ * The values are the fields as stored, or the sample's part of each array. Of a mix both know which dataset a sample is of, the first one
+ * as if it were alone.
  */
 #include <endian.h>
 
@@ -28,8 +29,12 @@ static struct larder_value part(const struct larder_array *a, uint32_t n, uint32
 void digest_add(struct digest *d, const struct larder_batch *b)
 {
     for (uint32_t i = 0; i < b->valid; i++) {
-        uint64_t ordinal = htole64(b->ordinals[i]), h = b->ordinals[i];
+        uint64_t ordinal = htole64(b->ordinals[i]), h = b->ordinals[i], source = b->sources ? b->sources[i] : 0;
 
+        if (source) {
+            h = larder_hash64(source, &ordinal, sizeof ordinal);
+            ordinal = htole64(h);
+        }
         d->order = larder_hash64(d->order, &ordinal, sizeof ordinal);
         for (uint32_t k = 0; k < b->n_fields; k++) {
             const struct larder_value *v = &b->values[(size_t)i * b->n_fields + k];

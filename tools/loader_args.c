@@ -301,20 +301,20 @@ int loader_args_check(struct tool *t, const struct loader_args *a)
 /* No file: the run begins at the beginning. */
 static int take_state(struct tool *t, struct loader_args *a)
 {
+    size_t most = LARDER_STATE_BYTES(MIX_ARGS_MAX), n;
     FILE *f;
-    size_t n;
 
     if (!a->state_file)
         return EXIT_DONE;
     f = fopen(a->state_file, "r");
     if (!f)
         return errno == ENOENT ? EXIT_DONE : tool_fail(t, "%s: %s", a->state_file, strerror(errno));
-    a->text = calloc(1, LARDER_STATE_MAX + 1);
-    n = a->text ? fread(a->text, 1, LARDER_STATE_MAX + 1, f) : 0;
+    a->text = calloc(1, most + 1);
+    n = a->text ? fread(a->text, 1, most + 1, f) : 0;
     fclose(f);
     if (!a->text)
         return tool_nomem(t);
-    if (n == 0 || n > LARDER_STATE_MAX || memchr(a->text, 0, n))
+    if (n == 0 || n > most || memchr(a->text, 0, n))
         return tool_fail(t, "%s is no state of a loader; remove it to begin anew", a->state_file);
     a->o.state = a->text;
     return EXIT_DONE;
@@ -322,7 +322,7 @@ static int take_state(struct tool *t, struct loader_args *a)
 
 int loader_args_save(struct tool *t, const struct loader_args *a, const struct larder_loader *ld)
 {
-    char text[LARDER_STATE_MAX], *temp = NULL;
+    char text[LARDER_STATE_BYTES(MIX_ARGS_MAX)], *temp = NULL;
     struct larder_error err = {0};
     FILE *f;
     int bad;

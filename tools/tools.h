@@ -257,6 +257,23 @@ int loader_args_take(struct tool *t, struct loader_args *a, struct larder_datase
 int loader_args_save(struct tool *t, const struct loader_args *a, const struct larder_loader *ld); /* to --state */
 void loader_args_release(struct loader_args *a);
 
+/* ------------------------------------------------------------------------------ mix_args.c */
+
+#define MIX_ARGS_MAX 256
+struct mix_args {
+    struct larder_mix_source source[MIX_ARGS_MAX]; /* the first one is the verb's DATASET */
+    char *uri[MIX_ARGS_MAX];                       /* owned, of the others */
+    size_t n;
+    int stop; /* --mix-stop */
+};
+void mix_args_init(struct mix_args *a);
+void option_mix(struct tool *t, struct mix_args *a);        /* DATASET[:WEIGHT], repeatable */
+void option_mix_weight(struct tool *t, struct mix_args *a); /* of the first */
+/* After the options; then, with the first one open, opens the others. Both return an exit status. */
+int mix_args_check(struct tool *t, const struct mix_args *a);
+int mix_args_open(struct tool *t, struct mix_args *a, const struct larder_dataset_options *o, struct larder_dataset *first);
+void mix_args_close(struct mix_args *a); /* the others, after the loader */
+
 /* -------------------------------------------------------------------------------- digest.c */
 
 struct digest { uint64_t order, data, samples, bytes; };

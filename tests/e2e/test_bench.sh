@@ -117,6 +117,46 @@ run larder bench d --order "$tmp/nowhere"
 rc_is 1
 err_is "larder bench: TMP/nowhere: No such file or directory"
 
+# mixes: by size all of both, whatever the ranks; by weight their shares; a state goes on
+"$PYTHON" - <<'PY'
+import os
+for i in range(60):
+    os.makedirs(f"src2/{i % 3}", exist_ok=True)
+    with open(f"src2/{i % 3}/more{i}.bin", "wb") as f:
+        f.write(b"%d" % i * 50)
+PY
+ok larder ingest src2 d2 --fields data:bytes --quiet
+ok larder bench d --mix d2 --json --epochs 2
+cp "$tmp/out" "$tmp/mixed"
+is "samples of a mix" "$(json_of "$tmp/mixed" '[l["samples"] for l in o]')" "[560, 560]"
+is "data of a mix" "$(json_of "$tmp/mixed" 'len({l["data_hash"] for l in o})')" 1
+for rank in 0 1 2; do
+    ok larder bench d --mix d2 --world 3 --rank $rank --batch-size 7 --last short --json
+    cat "$tmp/out"
+done >"$tmp/ranks"
+is "data of a mix's ranks" "$(sum_of "$tmp/ranks")" "$(json_of "$tmp/mixed" 'o[0]["data_hash"]')"
+ok larder bench d --mix-weight 3 --mix d2:1 --mix-stop --json
+is "samples until the first is exhausted" "$(json_of "$tmp/out" '239 <= o[0]["samples"] <= 241')" True
+ok larder bench d --mix-weight 3 --mix d2:1 --epoch-size 400 --json
+cp "$tmp/out" "$tmp/mixed"
+ok larder bench d --mix-weight 3 --mix d2:1 --epoch-size 400 --batch-size 30 --batches 5 --state "$tmp/mix-state" --json
+cp "$tmp/out" "$tmp/pieces"
+ok larder bench d --mix-weight 3 --mix d2:1 --epoch-size 400 --batch-size 17 --state "$tmp/mix-state" --json
+cat "$tmp/out" >>"$tmp/pieces"
+is "data of a mix in pieces" "$(sum_of "$tmp/pieces")" "$(json_of "$tmp/mixed" 'o[0]["data_hash"]')"
+run larder bench d --mix-weight 2 --mix d2:1 --epoch-size 400 --state "$tmp/mix-state"
+rc_is 1
+has err 'weight of source 0: 3 then, 2 now'
+run larder bench d --mix d2:1
+rc_is 2
+has err 'either all datasets have a weight'
+run larder bench d --mix-stop
+rc_is 2
+ok larder ingest src sorted --fields data:bytes --order source --quiet
+run larder bench sorted --shuffle block --block 10 --window 2 # 5 classes, 20 samples a window
+rc_is 0
+has err 'warning: .*holds about [12] of 5 classes'
+
 # a run in pieces is the run: at other batch sizes, too, and after a signal
 for batches in 3 4 2 9; do
     ok larder bench d --epochs 2 --batch-size 50 --batches $batches --state "$tmp/state" --json
