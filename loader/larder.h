@@ -768,15 +768,17 @@ struct larder_loader_stats {
     uint64_t prep_stall_ns;  /* the consumer waited for decoding (CoorDL 3) */
     struct larder_tier_stats origin;
     struct larder_tier_stats dram, nvme; /* all 0 where the dataset has no such tier */
-    uint64_t order_bytes;  /* of memory that filter, weights and the caller's order take */
+    uint64_t order_bytes;  /* of memory that filter, split, weights, the caller's order, lengths of batches and room to assign take */
     uint64_t bad;          /* samples that were bad, as options.bad was told */
     struct larder_decoded_stats decoded; /* a hit is one in no tier, but for those that were decoded after their batch was planned; all 0
                             * without a decoded cache */
+    uint64_t epoch_samples, epoch_batches; /* of a whole epoch: positions of its order; batches of this rank */
 };
 
 /* Where the run stands, counting every batch that larder_loader_next() gave, as text (JSON, NUL-terminated, less than
- * LARDER_STATE_MAX bytes) into text[cap]. The same on every rank, and independent of world and batch size: goes on with others by
- * larder_loader_options.state, which refuses another dataset, lineage, number of samples, seed or order, naming both values.
+ * LARDER_STATE_MAX bytes, of a mix LARDER_STATE_BYTES(its sources)) into text[cap]. The same on every rank, and independent of world, batch size
+ * and assignment: goes on with others by larder_loader_options.state, which refuses another dataset, lineage, number of samples, weight, seed or
+ * order, naming both values. Where order_is_ranks it is that rank's alone, and with batch_lengths it goes on with the same ones.
  * EINVAL (cap too small), ENOMEM, EFORK. */
 #define LARDER_STATE_MAX 512
 #define LARDER_STATE_BYTES(n_sources) (LARDER_STATE_MAX + 192 * (size_t)(n_sources)) /* of a mix */

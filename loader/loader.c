@@ -650,6 +650,8 @@ int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_sta
         return rc;
     look(ld);
     s = ld->stats;
+    s.epoch_samples = ld->length;
+    s.epoch_batches = slicing_batches(&ld->recipe.plan.slicing, 0, ld->length);
     if (ld->decoded) {
         struct tiers_variant_stats d = decoded_stats(ld->decoded);
         s.decoded.entries = d.entries;

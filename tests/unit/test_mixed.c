@@ -349,6 +349,20 @@ TEST(far_and_near_datasets)
     for (int i = 0; i < SOURCES; i++)
         for (uint64_t o = 0; o < specs[i].n; o++)
             CHECK(count[0][i][o] == 1 && count[1][i][o] == 1);
+    struct larder_loader_options part = LARDER_LOADER_OPTIONS_INIT; /* keys are read from there, too */
+    part.split_end = 0.5;
+    part.epochs = 1;
+    for (int i = 0; i < 2; i++) {
+        struct larder_loader_stats st = {.struct_size = sizeof(st)};
+        uint64_t want = 0;
+        char key[64];
+        for (uint64_t o = 0; o < specs[i + 1].n; o++)
+            want += larder_hash64(0, key, sample_key(o, key)) < (uint64_t)1 << 63;
+        REQUIRE_OK(larder_loader_open(s.ds[i + 1], &part, &ld, &err), &err);
+        CHECK_OK(larder_loader_stats(ld, &st, &err), &err);
+        CHECK_EQ(st.epoch_samples, want);
+        larder_loader_close(ld);
+    }
     for (int round = 0; round < 5; round++) { /* and ends while much is on its way */
         const struct larder_batch *b;
         ld = open_rank(&s, &c, 0, NULL);

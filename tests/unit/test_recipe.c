@@ -92,6 +92,7 @@ TEST(own_batches_come_as_they_are)
     struct larder_loader_stats st = {.struct_size = sizeof(st)};
     REQUIRE_OK(larder_loader_stats(ld, &st, &err), &err);
     CHECK(st.order_bytes >= (200 + batches) * 8);
+    CHECK(st.epoch_samples == 200 && st.epoch_batches == batches);
     larder_loader_close(ld);
 
     for (uint64_t stop = 0; stop <= batches; stop += 3) { /* to be continued, twice */
@@ -221,7 +222,11 @@ TEST(assigned_ranks_share_each_global_batch)
             order_fill(&order, 0, 0, spec.n, want);
             for (o.rank = 0; o.rank < o.world; o.rank++) {
                 struct larder_loader *ld = open_ld(ds, &o);
+                struct larder_loader_stats st = {.struct_size = sizeof(st)};
                 const struct larder_batch *b;
+                CHECK_EQ(larder_loader_stats(ld, &st, NULL), LARDER_OK);
+                CHECK_EQ(st.epoch_samples, spec.n);
+                CHECK_EQ(st.epoch_batches, last == LARDER_LAST_DROP ? spec.n / g : (spec.n + g - 1) / g);
                 while (larder_loader_next(ld, &b, NULL) == LARDER_OK) {
                     for (uint32_t i = 0; i < b->n; i++) {
                         CHECK_EQ(want[b->positions[i]], b->ordinals[i]);
