@@ -783,6 +783,36 @@ TEST(closing_ends_a_stream)
     }
 }
 
+TEST(seeking_beside_a_stream)
+{
+    const char *dir = dataset_make(&wide);
+    struct remote *remote = fake_start(dir, 4);
+    struct rig r;
+    remote->o.get_bytes = 64 * KIB;
+    remote->o.gap_bytes = 0;
+    rig_open(&r, dir, &wide, remote, NULL, 64 * MIB);
+    CHECK(r.tiers->stream != NULL);
+    for (uint64_t k = 0; k < 8; k++) {
+        struct larder_error err;
+        REQUIRE_OK(stage_seek(r.stage, k % 3, 0, k * 160, &err), &err);
+        for (uint64_t i = 0; i < k % 4; i++) {
+            const struct larder_batch *b;
+            struct stage_cost cost;
+            REQUIRE_OK(stage_next(r.stage, 0, &b, &cost, &err), &err);
+            CHECK(b->epoch == k % 3 && b->position == k * 160 + i * 32);
+            for (uint32_t j = 0; j < b->n; j++)
+                CHECK(sample_is(&wide, b->ordinals[j], b->values + (size_t)j * F_COUNT));
+            stage_release(b);
+        }
+    }
+    struct larder_error err;
+    REQUIRE_OK(stage_seek(r.stage, 0, 0, 0, &err), &err);
+    epoch(&r, &wide);
+    CHECK_EQ(epoch(&r, &wide).dram.hits, wide.n);
+    rig_close(&r);
+    fake_stop(remote);
+}
+
 TEST(two_loaders_share_a_stream)
 {
     const char *dir = dataset_make(&wide);
