@@ -64,22 +64,27 @@ void bad_describe(struct store *s, int source, uint64_t ordinal, const char *why
 {
     const struct manifest *m = store_manifest(s);
     uint8_t key[LARDER_KEY_MAX];
-    char shown[256], of[32] = "";
+    char shown[256], of[32] = "", because[244];
     size_t len = 0, shard = 0;
-    why = behind_place(why);
+    snprintf(because, sizeof(because), "%s", behind_place(why));
+    char *advice = strstr(because, "; larder verify"); /* there is another one */
+    if (advice)
+        *advice = '\0';
     if (source >= 0)
         snprintf(of, sizeof(of), "source %d, ", source);
     while (shard + 1 < m->n_shards && m->shards[shard + 1].base <= ordinal)
         shard++;
     uint64_t slot = m->n_shards ? ordinal - m->shards[shard].base : 0;
-    if (store_key(s, ordinal, key, sizeof(key), &len, NULL) == LARDER_OK) {
-        key_text(key, MIN(len, sizeof(key)), shown);
-        snprintf(message, 244, "sample '%.63s' (%sordinal %llu, shard %zu slot %llu), %s", shown, of, (unsigned long long)ordinal, shard,
-                 (unsigned long long)slot, why);
-    } else {
-        snprintf(message, 244, "sample with ordinal %llu (%sshard %zu slot %llu), %s", (unsigned long long)ordinal, of, shard,
-                 (unsigned long long)slot, why);
-    }
+    int n;
+    if (store_key(s, ordinal, key, sizeof(key), &len, NULL) == LARDER_OK)
+        n = snprintf(message, 244, "sample '%.63s' (%sordinal %llu, shard %zu slot %llu), ", key_text(key, MIN(len, sizeof(key)), shown), of,
+                     (unsigned long long)ordinal, shard, (unsigned long long)slot);
+    else
+        n = snprintf(message, 244, "sample with ordinal %llu (%sshard %zu slot %llu), ", (unsigned long long)ordinal, of, shard,
+                     (unsigned long long)slot);
+    size_t take = MIN(strlen(because), 243 - (size_t)n);
+    memcpy(message + n, because, take);
+    message[(size_t)n + take] = '\0';
 }
 
 int bad_refuse(const char *message, const char *uri, uint64_t ordinal, struct larder_error *err)

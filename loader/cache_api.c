@@ -5,10 +5,6 @@
  * struct larder_cache is struct tiers_cache by another name: the loader has nothing to add to it. Any thread enters after
  * opening.
  */
-#include <errno.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include "loader/loader_int.h"
 
 struct tiers_cache *cache_of(const struct larder_cache *c) { return (struct tiers_cache *)(uintptr_t)c; }
@@ -54,48 +50,17 @@ const char *larder_cache_warning(const struct larder_cache *c, size_t i)
     return tiers_cache_check(cache_of(c), NULL) ? NULL : tiers_cache_warning(cache_of(c), i);
 }
 
-static int write_all(int fd, const struct buf *b)
-{
-    size_t done = 0;
-
-    while (done < b->len) {
-        ssize_t n = write(fd, b->data + done, b->len - done);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return -1;
-        done += (size_t)n;
-    }
-    return 0;
-}
-
 int larder_cache_metrics(const struct larder_cache *c, const char *path, struct larder_error *err)
 {
     AUTO_BUF struct buf text = BUF_INIT;
-    AUTO_FREE char *temp = NULL;
-    int rc = tiers_cache_check(cache_of(c), err), fd;
+    int rc = tiers_cache_check(cache_of(c), err);
 
     if (rc)
         return rc;
     if (!path || !*path)
         return err_set(err, LARDER_EINVAL, "larder_cache_metrics: path is %s", path ? "empty" : "NULL");
     rc = tiers_cache_text(cache_of(c), &text, err);
-    if (rc)
-        return rc;
-    if (asprintf(&temp, "%s.%d.tmp", path, (int)getpid()) < 0) {
-        temp = NULL;
-        return err_nomem(err, strlen(path) + 16, "a path");
-    }
-    fd = open(temp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0)
-        return err_sys(err, LARDER_EIO, errno, "%s: cannot write metrics", temp);
-    rc = write_all(fd, &text);
-    if (close(fd) != 0 || rc || rename(temp, path) != 0) {
-        rc = err_sys(err, LARDER_EIO, errno, "%s: cannot write metrics", path);
-        (void)unlink(temp);
-    }
-    return rc;
+    return rc ? rc : metrics_write(path, &text, err);
 }
 
 int larder_cache_dir_info(const char *dir, struct larder_cache_dir_info *info, struct larder_cache_dataset *datasets, size_t cap,

@@ -793,6 +793,10 @@ const char *larder_loader_warning(struct larder_loader *ld, size_t i);
 int larder_loader_stats(const struct larder_loader *ld, struct larder_loader_stats *stats,
                         struct larder_error *err);
 
+/* Writes the statistics as Prometheus text to the file at path, which is replaced atomically: those of the loader, labelled with its rank, and
+ * behind them what larder_cache_metrics() writes of its (first) dataset's cache. EIO, ENOMEM, EINVAL, EFORK. */
+int larder_loader_metrics(const struct larder_loader *ld, const char *path, struct larder_error *err);
+
 /* ------------------------------------------------------------------------------------ writer */
 
 enum larder_compression {

@@ -697,3 +697,20 @@ const char *larder_loader_warning(struct larder_loader *ld, size_t i)
     pthread_mutex_unlock(&ld->warn_lock);
     return text;
 }
+
+int larder_loader_metrics(const struct larder_loader *ld, const char *path, struct larder_error *err)
+{
+    AUTO_BUF struct buf text = BUF_INIT;
+    struct larder_loader_stats s = {.struct_size = sizeof(s)};
+    int rc = larder_loader_stats(ld, &s, err);
+
+    if (rc)
+        return rc;
+    if (!path || !*path)
+        return err_set(err, LARDER_EINVAL, "larder_loader_metrics: path is %s", path ? "empty" : "NULL");
+    const struct tiers_cache *cache = tiers_cache_of(ld->recipe.tiers[0]);
+    rc = metrics_loader(&s, ld->recipe.plan.slicing.rank, &text, err);
+    if (!rc && cache)
+        rc = tiers_cache_text(cache, &text, err);
+    return rc ? rc : metrics_write(path, &text, err);
+}

@@ -275,6 +275,11 @@ int options_take(const void *opts, void *out, size_t size, const char *what, str
 int result_check(const void *result, size_t size, const char *what, struct larder_error *err);
 void result_give(void *result, const void *filled, size_t size);
 
+/* ---- Prometheus text (metrics.c) ---- */
+
+int metrics_write(const char *path, const struct buf *text, struct larder_error *err); /* replaces the file at path */
+int metrics_loader(const struct larder_loader_stats *s, uint32_t rank, struct buf *out, struct larder_error *err);
+
 /* ---- the staging buffer (stage.c) ---- */
 
 struct stage;

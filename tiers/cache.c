@@ -202,10 +202,15 @@ void tiers_cache_close(struct tiers_cache *c)
     free(c);
 }
 
+const struct tiers_cache *tiers_cache_of(const struct tiers *t)
+{
+    return t->bound && t->bound->cache != t->empty ? t->bound->cache : NULL;
+}
+
 const char *tiers_cache_name(const struct tiers *t)
 {
-    const struct tiers_cache *c = t->bound ? t->bound->cache : NULL;
-    return !c || c == t->empty ? "default" : c->named ? c->name : NULL;
+    const struct tiers_cache *c = tiers_cache_of(t);
+    return !c ? "default" : c->named ? c->name : NULL;
 }
 
 int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err)

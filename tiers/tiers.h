@@ -25,8 +25,10 @@ int tiers_cache_text(const struct tiers_cache *c, struct buf *out, struct larder
 int tiers_cache_dir_info(const char *dir, struct larder_cache_dir_info *out, struct larder_cache_dataset *datasets, size_t cap,
                          struct larder_error *err);
 int tiers_cache_dir_clear(const char *dir, uint64_t *freed, struct larder_error *err);
-/* The name of a stack's cache; NULL: it is private; "default": it has none. */
+/* The cache of a stack; NULL: it has none. */
 struct tiers;
+const struct tiers_cache *tiers_cache_of(const struct tiers *t);
+/* The name of a stack's cache; NULL: it is private; "default": it has none. */
 const char *tiers_cache_name(const struct tiers *t);
 /* EFORK in a forked child. */
 int tiers_cache_check(const struct tiers_cache *c, struct larder_error *err);

@@ -111,11 +111,11 @@ void cache_args_release(struct cache_args *a)
         free(a->dirs[i]);
 }
 
-int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache)
+int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_loader *ld)
 {
     struct larder_error err = {0};
 
-    if (!a->metrics || !cache)
+    if (!a->metrics)
         return EXIT_DONE;
-    return larder_cache_metrics(cache, a->metrics, &err) ? tool_error(t, &err) : EXIT_DONE;
+    return larder_loader_metrics(ld, a->metrics, &err) ? tool_error(t, &err) : EXIT_DONE;
 }

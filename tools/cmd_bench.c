@@ -276,6 +276,17 @@ static void print_row(const struct epoch *e, int with_header)
            (double)s->fetch_stall_ns / 1e9, (double)s->prep_stall_ns / 1e9, e->digest.order, e->digest.data);
 }
 
+/* What the decoded cache costs and saves. */
+static void print_decoded_row(const struct larder_decoded_stats *d)
+{
+    char a[TEXT_MAX], b[TEXT_MAX], c[TEXT_MAX], e[TEXT_MAX], f[TEXT_MAX];
+
+    printf("      decoded: %s found, %s decoded in %.3f s; saved %.3f s; %s samples take %s of %s, %s each\n", text_count(d->hits, a),
+           text_count(d->misses, b), (double)d->decode_ns / 1e9, (double)d->saved_ns / 1e9, text_count(d->entries, c),
+           text_size(d->used_bytes, e), text_size(d->budget_bytes, f),
+           text_size(d->entries ? d->used_bytes / d->entries : 0, (char[TEXT_MAX]){0}));
+}
+
 /* What a run says on stderr beside the bar. */
 static void say(struct tool *t, const char *what, const char *why)
 {
@@ -317,6 +328,8 @@ static void report(struct bench *b, int first)
         print_json(b);
     else
         print_row(&b->epoch, first);
+    if (b->loader.o.decoded_bytes && !t->json)
+        print_decoded_row(&b->epoch.stats.decoded);
     if (b->remote && !t->json)
         remote_stats_print(stdout, &b->epoch.remote);
     fflush(stdout);
@@ -341,7 +354,7 @@ static int run_epochs(struct larder_loader *ld, struct bench *b)
         }
         if (b->epoch.digest.samples || i > first || !b->loader.o.state) /* a state may stand at an epoch's end */
             report(b, i == first);
-        if (cache_args_metrics(t, &b->cache, b->dataset.cache) || loader_args_save(t, &b->loader, ld))
+        if (cache_args_metrics(t, &b->cache, ld) || loader_args_save(t, &b->loader, ld))
             break;
     }
     return t->status;

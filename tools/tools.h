@@ -212,7 +212,7 @@ void option_cuda(struct tool *t, struct cache_args *a);        /* N|off */
 int cache_args_open(struct tool *t, struct cache_args *a, struct larder_cache **cache);
 /* Those that have come since: a disk is full, memory cannot be locked. */
 void cache_args_warn(const struct tool *t, struct cache_args *a, const struct larder_cache *cache);
-int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_cache *cache);
+int cache_args_metrics(struct tool *t, const struct cache_args *a, const struct larder_loader *ld);
 void cache_args_release(struct cache_args *a);
 
 /* --------------------------------------------------------------------------------- lists.c */

@@ -52,9 +52,9 @@ def parse(text):
             _, _, name, kind = line.split(" ")
             if name in metrics or name not in helped or kind not in ("counter", "gauge", "summary", "histogram", "untyped"):
                 fail(f"bad TYPE: {line!r}")
-            if (kind == "counter") != name.endswith("_total") or not name.startswith("larder_cache_"):
+            if (kind == "counter") != name.endswith("_total") or not name.startswith(("larder_cache_", "larder_loader_")):
                 fail(f"{name} is a {kind}")
-            if kind != "counter" and not re.search(r"_(bytes|seconds|entries)\Z", name):
+            if kind != "counter" and not re.search(r"_(bytes|seconds|entries|samples|batches|number)\Z", name):
                 fail(f"{name} has no unit")
             current = name
             metrics[name] = (kind, {})
@@ -93,7 +93,11 @@ def bench(*args):
 
 def compare(metrics, lines, cache, tiers):
     last = lines[-1]["cache"]
-    have = {dict(key)["tier"] for _, series in metrics.values() for key in series}
+    for name, member in (("epoch_number", "epoch"), ("epoch_samples", "samples"), ("epoch_batches", "batches"), ("epoch_bytes", "bytes"),
+                         ("epoch_seconds", "seconds"), ("epoch_fetch_stall_seconds", "fetch_stall_s"), ("epoch_bad_samples", "bad")):
+        if abs(metrics[f"larder_loader_{name}"][1][(("rank", "0"),)] - lines[-1][member]) > 1e-6:
+            fail(f"{name} is not {lines[-1][member]}")
+    have = {dict(key)["tier"] for name, (_, series) in metrics.items() if name.startswith("larder_cache_") for key in series}
     if have != set(tiers) or list(lines[0]["tiers"]) != tiers:
         fail(f"tiers {have}, {list(lines[0]['tiers'])}, not {tiers}")
     for tier in tiers:
