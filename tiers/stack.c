@@ -730,7 +730,7 @@ void stack_wait(struct tiers_fetch *f, struct waker *w)
             continue;
         if (a->coming) {
             nvme_wait(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal, (unsigned)write_ms, w);
-            if (!nvme_coming(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal))
+            if (atomic_load(&w->woken) || !nvme_coming(k->b->nvme[a->dir], k->b->nvme_space[a->dir], ordinal))
                 return;
             if (now_ns() >= k->written_ns)
                 atomic_store_explicit(&k->b->slow, true, memory_order_relaxed);
