@@ -530,6 +530,56 @@ TEST(the_message_names_field_and_output)
     larder_dataset_close(ds);
 }
 
+/* ---- mixes ---- */
+
+TEST(bad_samples_of_a_mix)
+{
+    const uint64_t ordinals[] = {3, 77, 200, 399};
+    const char *one = damaged(&spec, ordinals, ARRAY_LEN(ordinals)), *two = dataset_make(&packed); /* only the first has bad ones */
+    uint64_t sums[3] = {0};
+    struct larder_dataset *ds[2] = {open_ds(one, NULL), open_ds(two, NULL)};
+    struct larder_mix_source sources[2] = {LARDER_MIX_SOURCE_INIT, LARDER_MIX_SOURCE_INIT};
+    sources[0].ds = ds[0];
+    sources[1].ds = ds[1];
+    for (uint32_t k = 0; k < 3; k++) {
+        struct told t = {0};
+        struct larder_loader_options o = replacing(&t);
+        struct larder_loader *ld;
+        const struct larder_batch *b;
+        struct larder_error err;
+        uint64_t n = 0;
+        int rc;
+        o.bad = NULL;
+        o.epochs = 1;
+        o.threads = k;
+        o.batch_size = 20 + 7 * k;
+        REQUIRE_OK(larder_loader_open_mix(sources, 2, LARDER_EXHAUSTED_REPEAT, &o, &ld, &err), &err);
+        while ((rc = larder_loader_next(ld, &b, &err)) == LARDER_OK) {
+            for (uint32_t i = 0; i < b->n; i++) {
+                CHECK(b->sources[i] || !bad[b->ordinals[i]]);
+                CHECK(sample_is(b->sources[i] ? &packed : &spec, b->ordinals[i], b->values + (size_t)i * b->n_fields));
+                sums[k] += larder_hash64(b->position + i, &b->ordinals[i], 8) + b->sources[i];
+            }
+            n += b->n;
+            larder_batch_release(b);
+        }
+        CHECK_EQ(rc, LARDER_END);
+        CHECK_EQ(n, 800);
+        larder_loader_close(ld);
+
+        o.on_bad_sample = LARDER_ON_BAD_FAIL;
+        REQUIRE_OK(larder_loader_open_mix(sources, 2, LARDER_EXHAUSTED_REPEAT, &o, &ld, &err), &err);
+        while ((rc = larder_loader_next(ld, &b, &err)) == LARDER_OK)
+            larder_batch_release(b);
+        CHECK_EQ(rc, LARDER_ECORRUPT);
+        CHECK(strstr(err.message, "(source 0, ordinal ") && strstr(err.message, "fail their CRC32C"));
+        larder_loader_close(ld);
+    }
+    CHECK(sums[0] == sums[1] && sums[0] == sums[2]);
+    larder_dataset_close(ds[0]);
+    larder_dataset_close(ds[1]);
+}
+
 /* ---- closing ---- */
 
 TEST(closing_amid_mending)
