@@ -786,7 +786,8 @@ int larder_loader_state(const struct larder_loader *ld, char *text, size_t cap, 
 
 /* Warning number i, from 0: what makes training worse or slower than it could be. NULL: there are no more. With SHUFFLE_BLOCK: that a window
  * holds fewer than half of the classes (of a field "label" of integers); the first call reads some pages of that column for it, and says
- * nothing where it cannot. Borrowed until larder_loader_close(). */
+ * nothing where it cannot. With a decoded cache: that others made it with another budget, or that it could not be shared. Borrowed until
+ * larder_loader_close(). */
 const char *larder_loader_warning(struct larder_loader *ld, size_t i);
 
 /* Statistics of the epoch that is running, or, after LARDER_END, of the one that ended. Set struct_size. */

@@ -672,7 +672,11 @@ static void look_for_warnings(struct larder_loader *ld)
 {
     const struct recipe *r = &ld->recipe;
 
-    ld->warnings = calloc(r->n, sizeof(*ld->warnings));
+    ld->warnings = calloc((size_t)r->n + 1, sizeof(*ld->warnings));
+    if (ld->warnings && ld->decoded && decoded_stats(ld->decoded).warning) {
+        ld->warnings[0] = strdup(decoded_stats(ld->decoded).warning);
+        ld->n_warnings = ld->warnings[0] != NULL;
+    }
     for (uint32_t i = 0; ld->warnings && i < r->n; i++) {
         AUTO_BUF struct buf text = BUF_INIT;
         const struct order *o = r->mix ? &r->mix->source[i].order : &r->plan.order;

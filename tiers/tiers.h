@@ -54,7 +54,7 @@ bool tiers_variant_full(const struct tiers_variant *v); /* a put is refused, as 
 struct tiers_variant_stats {
     uint64_t budget_bytes, used_bytes, entries, refusals; /* of all variants and processes that share it */
     bool shared, joined;
-    const char *warning; /* NULL: none. Valid until close */
+    const char *warning; /* of opening; NULL: none. Valid until close */
 };
 void tiers_variant_stats(const struct tiers_variant *v, struct tiers_variant_stats *out);
 

@@ -114,5 +114,5 @@ void tiers_variant_stats(const struct tiers_variant *v, struct tiers_variant_sta
     struct dram_stats d;
     dram_stats(v->dram, &d);
     *out = (struct tiers_variant_stats){d.budget, d.used, d.entries, d.refusals, !share_private(v->share), share_joined(v->share),
-                                        v->warning[0] ? v->warning : d.lock_warning};
+                                        v->warning[0] ? v->warning : NULL};
 }

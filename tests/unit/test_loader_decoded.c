@@ -167,6 +167,12 @@ static void both(uint64_t bytes, uint32_t side, int compress, uint32_t threads, 
     o.threads = threads;
     *cold = run_on(ds, &o);
     *warm = run_on(ds, &o);
+    o.decoded_bytes += 4 * MIB; /* who joins is told what there is */
+    struct larder_loader *ld;
+    REQUIRE_OK(larder_loader_open(ds, &o, &ld, &err), &err);
+    const char *warning = larder_loader_warning(ld, 0);
+    CHECK(warning && strstr(warning, "the decoded cache of ") && !larder_loader_warning(ld, 1));
+    larder_loader_close(ld);
     CHECK_EQ(cold->s.decoded.hits, 0);
     CHECK_EQ(cold->s.decoded.misses, N);
     CHECK_EQ(warm->s.decoded.hits + warm->s.decoded.misses, N);
