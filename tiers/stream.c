@@ -72,7 +72,7 @@ struct block {
     size_t n, cap_e, cap_missing, cap_held;
     uint8_t *memory;         /* of the runs */
     size_t cap_memory, bytes; /* bytes: of the runs */
-    uint64_t stored;         /* of all n records */
+    uint64_t stored;         /* of the records that have not passed */
     struct run runs[RUNS_MAX];
     unsigned n_runs, again;
     bool sinks;              /* its one run is taken as it comes; then, of the loop that has its GET until that is over: */
@@ -293,6 +293,14 @@ static bool make_room(struct block *b)
 
 /* ---- what comes ---- */
 
+/* Bytes of records of b have come, or were there. */
+static void pass(struct block *b, uint64_t stored)
+{
+    b->stored -= stored;
+    atomic_fetch_add_explicit(&b->stream->passed, stored, memory_order_relaxed);
+    atomic_store_explicit(&b->stream->passed_ns, now_ns(), memory_order_relaxed);
+}
+
 static void take_later(struct block *b, size_t i, const uint8_t *stored)
 {
     if (!make_room(b))
@@ -315,10 +323,12 @@ static void take(struct block *b, size_t i, const uint8_t *stored, bool wait)
         in = wait ? stack_admit(to, b->first + i, &c, false) : stack_admit_now(to, b->first + i, &c, soon(b->stream));
     }
     bool wanted = in < ADMITTED_DRAM && hand_out(b->stream, b->first + i, stored, e->stored_len);
-    if (in == ADMITTED_LATER)
+    if (in == ADMITTED_LATER) {
         take_later(b, i, stored);
-    else
+    } else {
         b->missing[i] = false;
+        pass(b, e->stored_len);
+    }
     b->used += in >= ADMITTED_NVME || (wanted && in == ADMITTED_NOT) ? e->stored_len : 0;
     if (in == ADMITTED_OWED)
         atomic_store_explicit(&b->stream->owes, true, memory_order_relaxed);
@@ -395,13 +405,6 @@ static bool send_block(struct block *b)
     return true;
 }
 
-/* All of b has come, or was there. */
-static void pass(struct block *b)
-{
-    atomic_fetch_add_explicit(&b->stream->passed, b->stored, memory_order_relaxed);
-    atomic_store_explicit(&b->stream->passed_ns, now_ns(), memory_order_relaxed);
-}
-
 static uint64_t claim_key(const struct block *b) { return CACHE_ORDINAL_MAX - b->first; }
 
 /* Lock held. */
@@ -421,7 +424,7 @@ static void free_block(struct block *b, bool opened)
     pthread_mutex_lock(&s->lock);
     if (opened) {
         close_one(s, b->shard);
-        pass(b);
+        pass(b, b->stored);
     }
     b->sent = false;
     b->next = s->unused;
@@ -567,7 +570,7 @@ static bool stream_block(struct block *b, bool last_pass)
 {
     struct stream *s = b->stream;
     if (!look(b)) {
-        pass(b);
+        pass(b, b->stored);
         free_block(b, false);
         return true;
     }
