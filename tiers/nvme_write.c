@@ -27,10 +27,10 @@
 
 #define FLUSH_MS 200u
 #define CHECKPOINT_S 60u
-#define RUN_MAX 4u /* chunks that one call writes */
+#define RUN_MAX 1u /* chunks that one call writes */
 #define FOOTER_PIECE (64 * KIB)
 #define CLOSE_MS 10000u /* the write buffer at 25 MB/s */
-#define BUFFER_MIN (16 * MIB)
+#define BUFFER_MIN (8 * MIB)
 #define BUFFER_MAX (256 * MIB)
 
 /* ---- the writer ---- */
