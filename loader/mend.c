@@ -364,7 +364,7 @@ int mend_room(struct worker *w, struct slot *s, struct larder_error *err)
     if (!memory)
         return LARDER_ENOMEM;
     prep_begin(p, &s->prep, s->batch.n, raw_bytes, raw_max, st->o.plan.order.seed, s->batch.epoch, memory);
-    for (uint32_t i = 0; !rc && i < s->batch.n && !atomic_load(&st->stop); i++)
-        rc = work_arrays(w, s, i, s->ordinals[i], err);
+    for (uint32_t i = 0; !rc && i < s->batch.n; i++) /* all or none: who ends the arrays relies on what is noted of each */
+        rc = atomic_load(&st->stop) ? err_set(err, LARDER_ECANCELED, "the loader is being closed") : work_arrays(w, s, i, s->ordinals[i], err);
     return rc;
 }
