@@ -430,6 +430,7 @@ static void run(struct stage *st)
 
     while (look(st, &failed)) {
         started = !failed && start_next(st);
+        st->wants_space &= !failed; /* space is of no use any more: it may sleep for the reads that are left */
         if (st->cork)
             tiers_queue_cork(feed_only(st->feed), started && st->plan_seq > 1); /* the very first batch does not wait for a window */
         worked = st->n_threads == 0 && work_some(st);

@@ -168,12 +168,13 @@ static void sample_sizes(const struct larder_loader *ld, double *stored, double 
  * what DRAM has takes up nothing. */
 static int window_check(const struct larder_loader *ld, const struct larder_loader_options *o, struct larder_error *err)
 {
-    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4);
+    uint64_t most = MIN(o->fetch_size, UINT64_MAX / 4) + MIN(o->threshold, UINT64_MAX / 4), all;
     double stored, raw, need;
 
     if (!o->fetch_size || ld->length == 0)
         return LARDER_OK;
-    most = MIN(most, ld->length * MAX(o->epochs, (uint64_t)1)); /* there may be fewer */
+    if (o->epochs && !__builtin_mul_overflow(ld->length, o->epochs, &all))
+        most = MIN(most, all); /* there are no more */
     sample_sizes(ld, &stored, &raw);
     need = (double)most * (8 + ld->recipe.source[0].ds->manifest->schema.n * sizeof(struct larder_value) + stored);
     if (ld->prep && most <= UINT32_MAX) { /* the records make room when the arrays are there */

@@ -296,6 +296,7 @@ static uint32_t *match(const struct schema *ours, const struct schema *theirs)
     return fields;
 }
 
+/* outputs are prep_new's: of one struct_size, which may be a newer header's. */
 static int join_one(struct recipe *r, uint32_t i, const struct larder_output *outputs, size_t n_outputs, struct larder_error *err)
 {
     const struct schema *ours = &r->source[0].ds->manifest->schema, *theirs = &r->source[i].ds->manifest->schema;
@@ -305,10 +306,11 @@ static int join_one(struct recipe *r, uint32_t i, const struct larder_output *ou
     if (!r->fields[i])
         return err_nomem(err, ours->n * sizeof(**r->fields), "a mix");
     for (size_t k = 0; k < n_outputs; k++) {
-        int f = outputs[k].field ? schema_find(ours, outputs[k].field) : -1;
+        const char *field = ((const struct larder_output *)(const void *)((const char *)outputs + k * outputs->struct_size))->field;
+        int f = field ? schema_find(ours, field) : -1;
         if (f >= 0 && r->fields[i][f] == UINT32_MAX)
             return err_set(err, LARDER_EINVAL, "source %u (%s): field '%s' of an output is not there, or not what it is in source 0 (%s)", i,
-                           r->source[i].ds->path, outputs[k].field, r->source[0].ds->path);
+                           r->source[i].ds->path, field, r->source[0].ds->path);
     }
     return LARDER_OK;
 }

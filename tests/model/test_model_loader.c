@@ -14,6 +14,7 @@
  */
 #include <fcntl.h>
 #include <malloc.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <webp/encode.h>
@@ -1007,4 +1008,133 @@ TEST(a_batch_that_is_laid_out_anew_while_the_loader_closes)
     (void)mallopt(M_PERTURB, 0);
 }
 
+/* ---- options that cannot be ---- */
+
+struct hostile { const char *what; struct larder_image image; struct larder_audio audio; uint64_t pad_to; uint32_t ndim; int64_t shape[2]; };
+
+/* Opens and takes a batch: an error, or a batch, and nothing else. The code. */
+static int try_it(struct larder_dataset *ds, const struct larder_loader_options *o)
+{
+    const struct larder_batch *b;
+    struct larder_loader *ld;
+    struct larder_error err = {0};
+    int rc = larder_loader_open(ds, o, &ld, &err);
+
+    if (!rc) {
+        rc = larder_loader_next(ld, &b, &err);
+        if (!rc)
+            larder_batch_release(b);
+        larder_loader_close(ld);
+    }
+    CHECK(!rc || (err.code == rc && err.message[0]) || rc == LARDER_END);
+    CHECK(rc != LARDER_EIO);
+    return rc;
+}
+
+TEST(sizes_beyond_all_memory_are_errors)
+{
+    static const uint32_t big = UINT32_MAX, half = 1u << 31;
+    static const struct hostile all[] = {{.what = "image", .image = {.width = half}},
+                                         {.what = "image", .image = {.width = big, .height = big, .dtype = "float32"}},
+                                         {.what = "image", .image = {.width = 8, .views = half}},
+                                         {.what = "image", .image = {.width = 8, .views = big}},
+                                         {.what = "image", .image = {.width = 65536, .views = 65536, .dtype = "float32"}},
+                                         {.what = "image", .image = {.width = 8, .crop = LARDER_CROP_CENTER, .resize = half}},
+                                         {.what = "image", .image = {.width = 8, .crop = LARDER_CROP_CENTER, .resize = 1}},
+                                         {.what = "image", .image = {.width = 65536, .crop = LARDER_CROP_NONE}},
+                                         {.what = "image", .image = {.width = 8, .scale_min = -1, .scale_max = 1e308}},
+                                         {.what = "image", .image = {.width = 8, .ratio_min = 1e-320, .ratio_max = 1e308}},
+                                         {.what = "image", .image = {.width = 8, .ratio_min = NAN, .ratio_max = NAN}},
+                                         {.what = "sound", .audio = {.frames = big, .channels = big}},
+                                         {.what = "sound", .audio = {.frames = big, .rate = big}},
+                                         {.what = "sound", .audio = {.frames = big, .rate = 1}},
+                                         {.what = "sound", .audio = {.frames = big, .rate = 1, .channels = 8}},
+                                         {.what = "tokens", .pad_to = 1ull << 63},
+                                         {.what = "tokens", .pad_to = UINT64_MAX},
+                                         {.what = "tokens", .pad_to = big},
+                                         {.what = "grid", .pad_to = big},
+                                         {.what = "grid", .pad_to = 1u << 30},
+                                         {.what = NULL, .ndim = 2, .shape = {1ll << 62, 1ll << 62}},
+                                         {.what = NULL, .ndim = 2, .shape = {INT64_MAX, 0}},
+                                         {.what = NULL, .ndim = 1, .shape = {1ll << 60}}};
+    struct set s;
+    uint64_t rng = 77;
+
+    make_set(&s, &rng, tmp_dir(), 0);
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        for (int k = 0; k < 3; k++) {
+            struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+            struct larder_output out = LARDER_OUTPUT_INIT;
+            out.field = all[i].what;
+            out.name = "x";
+            out.image = all[i].image;
+            out.audio = all[i].audio;
+            out.pad_to = all[i].pad_to;
+            out.ndim = all[i].ndim;
+            out.shape = all[i].shape;
+            out.dtype = all[i].what ? NULL : "float64";
+            out.fn = user_fn;
+            out.prep = !all[i].what ? LARDER_PREP_USER : all[i].image.width ? LARDER_PREP_IMAGE : all[i].audio.frames ? LARDER_PREP_AUDIO
+                                                                                                                      : LARDER_PREP_PADDED;
+            o.outputs = &out;
+            o.n_outputs = 1;
+            o.threads = 1;
+            o.staging_bytes = 8 * MIB;
+            o.batch_size = k == 0 ? 1 : k == 1 ? 3 : UINT32_MAX;
+            o.last = k == 2 ? LARDER_LAST_PAD : LARDER_LAST_SHORT;
+            (void)try_it(s.ds, &o);
+        }
+    for (int k = 0; k < 12; k++) {
+        struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+        o.staging_bytes = k == 0 ? SIZE_MAX : 8 * MIB;
+        o.batch_size = k == 1 ? UINT32_MAX : 4;
+        o.world = k == 1 || k == 2 ? UINT32_MAX : 1;
+        o.rank = k == 1 || k == 2 ? UINT32_MAX - 1 : 0;
+        o.last = k == 2 ? LARDER_LAST_SHORT : k == 1 ? LARDER_LAST_PAD : 0;
+        o.epoch_size = k == 3 ? UINT64_MAX : k == 4 ? 1ull << 63 : 0;
+        o.epoch = k == 5 ? UINT64_MAX : 0;
+        o.block_samples = o.window_blocks = k == 6 || k == 3 ? UINT64_MAX : 0;
+        o.shuffle = k == 6 || k == 3 ? LARDER_SHUFFLE_BLOCK : 0;
+        o.fetch_size = k >= 7 ? UINT64_MAX : 0;
+        o.threshold = k == 8 ? UINT64_MAX : k == 9 ? 1ull << 63 : 0;
+        o.epochs = k == 10 ? 1ull << 63 : k == 11 ? UINT64_MAX : k == 3 ? 1 : 0;
+        int rc = try_it(s.ds, &o);
+        if (k >= 7) /* so many samples fit nowhere */
+            CHECK_EQ(rc, LARDER_EINVAL);
+    }
+    larder_dataset_close(s.ds);
+}
+
+/* Outputs of a newer header are longer than what this library knows. Each of them is looked at. */
+TEST(outputs_of_a_newer_header_in_a_mix)
+{
+    struct { struct larder_output o; uint64_t more[5]; } outputs[2] = {{LARDER_OUTPUT_INIT, {0}}, {LARDER_OUTPUT_INIT, {0}}};
+    struct larder_mix_source sources[2] = {LARDER_MIX_SOURCE_INIT, LARDER_MIX_SOURCE_INIT};
+    struct larder_loader_options o = LARDER_LOADER_OPTIONS_INIT;
+    struct larder_loader *ld;
+    struct larder_error err;
+
+    for (int i = 0; i < 2; i++) {
+        const struct larder_field theirs[] = {{"a", LARDER_I64, NULL, 0, NULL}, {"b", i ? LARDER_F64 : LARDER_I64, NULL, 0, NULL}};
+        const int64_t value = 1;
+        struct larder_writer *w;
+        char dir[128];
+        snprintf(dir, sizeof(dir), "%s/ds", tmp_dir());
+        REQUIRE_OK(larder_writer_open(dir, theirs, 2, NULL, &w, &err), &err);
+        REQUIRE_OK(larder_writer_add(w, "k", 1, (struct larder_value[]){{&value, 8}, {&value, 8}}, &err), &err);
+        REQUIRE_OK(larder_writer_commit(w, NULL, &err), &err);
+        REQUIRE_OK(larder_dataset_open(dir, NULL, &sources[i].ds, &err), &err);
+        outputs[i].o.struct_size = sizeof(outputs[i]);
+        outputs[i].o.field = i ? "b" : "a";
+    }
+    o.outputs = &outputs[0].o;
+    for (o.n_outputs = 1; o.n_outputs <= 2; o.n_outputs++) { /* b is not the same in both */
+        CHECK_EQ(larder_loader_open_mix(sources, 2, 0, &o, &ld, &err), o.n_outputs == 1 ? LARDER_OK : LARDER_EINVAL);
+        larder_loader_close(ld);
+    }
+    for (int i = 0; i < 2; i++)
+        larder_dataset_close(sources[i].ds);
+}
+
 TEST_MAIN();
+
