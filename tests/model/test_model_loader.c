@@ -232,7 +232,7 @@ struct drawn {
     double weights[SAMPLES_MAX];
     uint64_t order[2 * SAMPLES_MAX];
     uint32_t lengths[2 * SAMPLES_MAX];
-    atomic_uint bad_told;
+    char trace[128];
 };
 
 static struct larder_output *add_output(struct drawn *d, const char *field, const char *name, int prep)
@@ -407,9 +407,9 @@ static void draw_tiers(struct drawn *d, uint64_t *rng)
 
 static void on_bad(void *user, const struct larder_bad_sample *bad)
 {
-    struct drawn *d = user;
+    const struct drawn *d = user;
     CHECK(bad->message && bad->message[0]);
-    atomic_fetch_add(&d->bad_told, 1);
+    CHECK(bad->source < d->n && bad->substitute_source < d->n && bad->substitute < d->set[bad->substitute_source]->n);
 }
 
 static void draw(struct drawn *d, struct set *sets, uint64_t *rng)
@@ -446,6 +446,10 @@ static void draw(struct drawn *d, struct set *sets, uint64_t *rng)
     o->max_bad = 1;
     o->bad = on_bad;
     o->user = d;
+    if (one_in(rng, 8)) {
+        snprintf(d->trace, sizeof(d->trace), "%s/trace", tmp_dir());
+        o->trace = d->trace;
+    }
     draw_order(d, rng);
     if (!one_in(rng, 4))
         draw_outputs(d, rng);
