@@ -657,7 +657,8 @@ struct larder_loader_options {
      0, 0, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, 0, 0, NULL, 0, NULL, NULL}
 
 /* Opens a loader on ds, which must outlive it, and begins to fetch. opts may be NULL.
- * Errors: EINVAL, ENOMEM (a batch does not fit staging_bytes is reported by larder_loader_next()), EIO, EFORK.
+ * Errors: EINVAL, ENOTFOUND (a field that an output names, an ordinal in options.order), ENOMEM (a batch does not fit staging_bytes is
+ * reported by larder_loader_next()), EIO, EFORK.
  * Owned: larder_loader_close(). */
 int larder_loader_open(struct larder_dataset *ds, const struct larder_loader_options *opts,
                        struct larder_loader **ld, struct larder_error *err);
