@@ -56,7 +56,7 @@ ok larder get d bee/1 --field label
 out_is 1
 run larder bench d
 rc_is 3
-has err "^larder bench: .*$shard"
+has err "^larder bench: sample 'bee/2' \\(ordinal 6, shard 1 slot $slot\\), .* fail their CRC32C .*; larder get .*/d @6 shows it\$"
 run larder export d x.tar
 rc_is 3
 [ ! -e x.tar ] || fail "a failed export left its file"
