@@ -2,7 +2,7 @@
 /*
  * nvme_write.c - writing behind: one thread writes the chunks that admission fills.
  *
- *     nvme_admit: record --> chunk of a segment of the space --full, or 200 ms old--> queue --> writer: pwritev --> published
+ *     nvme_admit: record --> chunk of a segment of the space --full, or 200 ms old--> queue --> writer: pwrite --> published
  *
  * An entry is in the map from admission on, but pending: nobody reads it, and nobody admits the record again. It is published when
  * the bytes are on the disk as far as reads are concerned.
@@ -19,7 +19,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,7 +26,6 @@
 
 #define FLUSH_MS 200u
 #define CHECKPOINT_S 60u
-#define RUN_MAX 1u /* chunks that one call writes */
 #define FOOTER_PIECE (64 * KIB)
 #define CLOSE_MS 10000u /* the write buffer at 25 MB/s */
 #define BUFFER_MIN (8 * MIB)
@@ -111,58 +109,27 @@ static void publish(struct nvme *n, unsigned segment, uint64_t end)
     nvme_ring(n);
 }
 
-/* Takes the first chunks of the queue that lie one behind the other: so many are written at once. */
-static unsigned take_run(struct nvme *n, struct nvme_chunk *run[RUN_MAX])
+/* Writes the first chunk of the queue. The lock is held, and given up in between. */
+static void write_chunk(struct nvme *n)
 {
-    unsigned k = 0;
-    for (struct nvme_chunk *c = n->queue; c && k < RUN_MAX; c = n->queue) {
-        if (k && (c->segment != run[0]->segment || c->seq != run[0]->seq || c->offset != run[k - 1]->offset + run[k - 1]->len))
-            break;
-        run[k++] = c;
-        n->queue = c->next;
-    }
+    struct nvme_chunk *c = n->queue;
+    struct nvme_own *own = &n->own[c->segment];
+    n->queue = c->next;
     if (!n->queue)
         n->queue_tail = &n->queue;
-    return k;
-}
-
-/* What does not go in one piece goes chunk by chunk, which tells what is wrong. 0, or -errno. */
-static int write_run(struct nvme *n, int fd, struct nvme_chunk *const run[RUN_MAX], unsigned k)
-{
-    struct iovec v[RUN_MAX];
-    size_t len = 0;
-    int rc = 0;
-    for (unsigned i = 0; i < k; i++) {
-        v[i] = (struct iovec){run[i]->data, run[i]->len};
-        len += run[i]->len;
-    }
-    if (k > 1 && pwritev(fd, v, (int)k, (off_t)run[0]->offset) == (ssize_t)len)
-        return 0;
-    for (unsigned i = 0; i < k && !rc; i++)
-        rc = nvme_pwrite(n, fd, run[i]->data, run[i]->len, run[i]->offset);
-    return rc;
-}
-
-/* Writes the first chunks of the queue. The lock is held, and given up in between. */
-static void write_chunks(struct nvme *n)
-{
-    struct nvme_chunk *run[RUN_MAX];
-    unsigned k = take_run(n, run), segment = run[0]->segment;
-    struct nvme_own *own = &n->own[segment];
-    if (!n->failed && own->mine && own->seq == run[0]->seq && ready_file(n, segment) == 0) {
+    if (!n->failed && own->mine && own->seq == c->seq && ready_file(n, c->segment) == 0) {
         int fd = own->fd;
         pthread_mutex_unlock(&n->lock);
-        int rc = write_run(n, fd, run, k);
+        int rc = nvme_pwrite(n, fd, c->data, c->len, c->offset);
         pthread_mutex_lock(&n->lock);
         if (rc)
             fail(n, -rc);
         else
-            publish(n, segment, run[k - 1]->offset + run[k - 1]->len);
+            publish(n, c->segment, c->offset + c->len);
     }
-    own->queued -= k;
-    n->writing -= k;
-    for (unsigned i = 0; i < k; i++)
-        nvme_chunk_free(n, run[i]);
+    own->queued--;
+    n->writing--;
+    nvme_chunk_free(n, c);
     if (n->room_waits && has_room(n))
         pthread_cond_broadcast(&n->room);
 }
@@ -394,7 +361,7 @@ static void *writer_main(void *arg)
             checkpoint(n);
         limit_closing(n);
         if (n->queue) {
-            write_chunks(n);
+            write_chunk(n);
             continue;
         }
         if (n->seal_due)
