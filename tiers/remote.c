@@ -317,6 +317,8 @@ static void on_hedge(struct http_transfer *t)
     pthread_mutex_lock(&r->lock);
     if (c->hedge_state == HEDGE_SENT)
         answer_judge(r, c, t, &v);
+    if (c->hedge_state == HEDGE_SENT && !t->begin_ns)
+        count(&r->hedges, UINT64_MAX); /* one less: the first answer came before this one had left */
     bool again = c->hedge_state == HEDGE_TIMER && t->end == HTTP_LATE && !c->main_over && !c->canceled && !r->closing && hedge_allowed(r);
     c->spare = again ? malloc(q->len) : c->spare;
     if (again && c->spare) {
