@@ -82,11 +82,13 @@ static bool lapsed(struct dram *d, uint64_t word)
     return member != d->member && (!share_alive(d->share, member) || (age >= STOPPED_TICKS && stopped(d, member)));
 }
 
+/* Not what is on its way out: who was to take it out of the table may be stopped. */
 static bool there_already(const struct dram *d, uint64_t key, uint64_t hash)
 {
     struct parts s;
     table_parts(d, &s);
-    return table_find(d, &s, key, hash, NULL) != 0;
+    uint64_t word = table_find(d, &s, key, hash, NULL);
+    return word && (!d->fifo || slab_generation(d, slot_place(word)));
 }
 
 static void ring(struct claim_set *set)

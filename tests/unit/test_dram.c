@@ -301,6 +301,24 @@ TEST(forgetting_frees_room)
     }
 }
 
+/* As a process leaves it that is stopped while it evicts. */
+TEST(what_is_on_its_way_out_can_be_claimed)
+{
+    struct dram *d = arena(16 * MIB, REPLACE_FIFO, NULL);
+    uint32_t space = space_of(d, 0);
+    CHECK_EQ(admit(d, space, 1, 10000), LARDER_OK);
+    CHECK_EQ(dram_claim(d, space, 1), CLAIM_THEIRS);
+    uint64_t state = atomic_load(&d->states[0].state);
+    atomic_store(&d->states[0].state, (state & ~(7ull << 61)) | 5ull << 61); /* SLAB_EVICT */
+    CHECK(!there(d, space, 1, 10000));
+    CHECK_EQ(dram_claim(d, space, 1), CLAIM_MINE);
+    dram_unclaim(d, space, 1);
+    atomic_store(&d->states[0].state, state);
+    CHECK(there(d, space, 1, 10000));
+    CHECK_EQ(dram_claim(d, space, 1), CLAIM_THEIRS);
+    arena_close(d);
+}
+
 TEST(fifo_drops_the_oldest)
 {
     struct dram *d = arena(8 * MIB, REPLACE_FIFO, NULL);
