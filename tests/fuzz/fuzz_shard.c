@@ -54,7 +54,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t *p = malloc(len);
     memcpy(p, data + 1, len);
     mend(p, len, data[0]);
-    struct mem_io m = {.io = {&mem_ops}, .data = p, .len = len};
+    struct mem_io m = {.io = {.ops = &mem_ops}, .data = p, .len = len};
     if (shard_inspect(&m.io, "x", &info, &meta, NULL) == LARDER_OK) {
         scan(&m.io, &info.ref, &meta.schema);
         manifest_release(&meta);
