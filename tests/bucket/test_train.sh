@@ -71,8 +71,11 @@ run bounded 100 larder bench "s3://$bucket/in" "${images[@]}" --fetch-size 64 --
 rc_is 0
 is "pixels through faults" "$(json_of "$tmp/out" '[l["data_hash"] for l in o]')" "$pixels"
 faults
-"$BUILD/tests/examples/train_images" disk 2 "$tmp/whole.state" >"$tmp/whole"
-for steps in 3 100; do "$BUILD/tests/examples/train_images" "s3://$bucket/in" 2 "$tmp/state" $steps; done >"$tmp/pieces"
+"$BUILD/tests/data/mkjpegs" "$tmp/classes" 120 2 # in a folder a class: samples have labels
+larder ingest "$tmp/classes" classes --quiet
+larder copy classes "s3://$bucket/classes" --quiet
+"$BUILD/tests/examples/train_images" classes 2 "$tmp/whole.state" >"$tmp/whole"
+for steps in 3 100; do "$BUILD/tests/examples/train_images" "s3://$bucket/classes" 2 "$tmp/state" $steps; done >"$tmp/pieces"
 is "losses" "$(awk '{s[$2] += $4} END {printf "%.1f %.1f", s["0:"], s["1:"]}' "$tmp/pieces")" \
     "$(awk '{s[$2] += $4} END {printf "%.1f %.1f", s["0:"], s["1:"]}' "$tmp/whole")"
 echo "test_train: $n images ok"
